@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -209,17 +209,10 @@ def _checked(
 
     count = workers or usable_cores()
     if count == 1 or sum(_stamp(path)[0] for path in spec.files) < _SMALL:
-        yield from _running_total(map(_check_segment, tasks()))
+        yield from accumulate(map(_check_segment, tasks()))
     else:
         with Processes(count) as processes:
-            yield from _running_total(processes.map(_check_segment, tasks()))
-
-
-def _running_total(counts: Iterator[int]) -> Iterator[int]:
-    total = 0
-    for count in counts:
-        total += count
-        yield total
+            yield from accumulate(processes.map(_check_segment, tasks()))
 
 
 def _check_segment(task: _Task) -> int:

@@ -63,7 +63,7 @@ def diagnose(
     config = load_config(config_or_source, overrides)
     check_files(config)
     with tempfile.TemporaryDirectory() as scratch:
-        return _diagnose(config, str(config_or_source), Path(scratch))
+        return _diagnose_run(config, str(config_or_source), Path(scratch))[0]
 
 
 def _diagnose_stages(path: Path, overrides: Sequence[str]) -> Diagnosis:
@@ -134,10 +134,6 @@ def _single(path: Path, languages: Sequence[str] | None) -> CorpusSpec:
         if form != ".tsv":
             raise
         return CorpusSpec(path=path)  # the examination reports its lines
-
-
-def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
-    return _diagnose_run(config, where, scratch)[0]
 
 
 def _diagnose_run(config: Config, where: str, scratch: Path) -> tuple[Diagnosis, TrainingRun | None]:

@@ -264,7 +264,9 @@ def split_text(
     parts = choose_held_out(groups[free], wanted, seed)
     split = Split(dict.fromkeys(NAMES, 0), kept, len(free) - count, digits)
     step = max(1, int((parts == TRAIN).sum()) // _SPLIT_SAMPLE)
-    _write_parts(split, _free_pairs(spec, free, parts), fixed, folder, languages, step)
+    read = zip(free.tolist(), PairFilter(FilterConfig())(read_pairs(spec)), strict=True)
+    drawn = zip(parts.tolist(), (pair for is_free, pair in read if is_free), strict=True)
+    _write_parts(split, drawn, fixed, folder, languages, step)
     return split
 
 
@@ -309,15 +311,3 @@ def _write_parts(
                 split.counts[part] += 1
                 for file, text in zip(files[part], pair, strict=True):
                     file.write(text + "\n")
-
-
-def _free_pairs(
-    spec: CorpusSpec,
-    free: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    parts: np.ndarray[tuple[int], np.dtype[np.uint8]],
-) -> Iterator[tuple[int, SentencePair]]:
-    """Yield all pairs that pass the filter and are free, each with its part."""
-    of_part = iter(parts.tolist())
-    for is_free, pair in zip(free.tolist(), PairFilter(FilterConfig())(read_pairs(spec)), strict=True):
-        if is_free:
-            yield next(of_part), pair

@@ -21,10 +21,6 @@ OptionalReference = Annotated[Path | None, typer.Option(help="Reference translat
 InputFile = Annotated[Path | None, typer.Option("--input", help="Input text, one per line; default: standard input.")]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="Output file; default: standard output.")]
 Page = Annotated[Path, typer.Option("--out", help="Output file for the page (HTML).")]
-PageLanguage = Annotated[
-    str,
-    typer.Option("--lang", help="Language in which the page opens: en, zh, or auto (that of the reader's browser)."),
-]
 Jsonl = Annotated[bool, typer.Option("--jsonl", help="Write one JSON object per input, with scores.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings, errors and the result.")]

@@ -113,7 +113,7 @@ class LanguageCheck:
         self.foreign_words = frozenset(w for w in foreign - expected if expected and len(w) > 1)
         # Lines with words that only their language has need not be identified.
         self._own_words = expected.difference(*(words for name, words in FREQUENT_WORDS.items() if name != code))
-        known = identify and code in _identifiable()
+        known = identify and code in _identifier().labels
         self._identified = next((group for group in _ALIKE if code in group), {code}) if known else set[str]()
 
     def suspicious(self, text: str) -> bool:
@@ -155,11 +155,6 @@ def _identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-@cache
-def _identifiable() -> frozenset[str]:
-    return frozenset(_identifier().labels)
 
 
 def language_probability(text: str, languages: Collection[str]) -> float:

@@ -12,8 +12,15 @@ from dragoman.data.literals import has_words
 from dragoman.data.spans import is_spaced
 from dragoman.errors import DataError, clip
 from dragoman.markup.html import translate_html
-from dragoman.markup.observed import ObservedTranslator
-from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
+from dragoman.markup.segment import (
+    ObservedTranslator,
+    Segment,
+    Tag,
+    has_same_words,
+    pair_tags,
+    plain_text,
+    translate_segments,
+)
 from dragoman.pipelines.lines import FlaggedText, FlagReport
 
 if TYPE_CHECKING:

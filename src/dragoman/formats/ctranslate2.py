@@ -23,8 +23,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.ctranslate2_files import Shape, name_table
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, Transformer
 from dragoman.nn.positions import T5

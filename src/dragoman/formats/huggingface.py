@@ -39,8 +39,7 @@ from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabu
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
 from dragoman.formats.importing.name_tables import AxisOrder, Rule, reverted
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 PROGRAM = "transformers"

@@ -46,8 +46,7 @@ from dragoman.formats.importing.marian_files import (
 from dragoman.formats.importing.marian_items import SETTINGS, MarianCheckpoint
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer

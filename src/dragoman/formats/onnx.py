@@ -30,8 +30,7 @@ from dragoman.config import Config, LearnedPosition, TransformerConfig
 from dragoman.extras import extra_package
 from dragoman.formats.importing.numpy_reference import Floats, Ids, Memory, SearchedModel, State
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, padding_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm

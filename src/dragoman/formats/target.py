@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
@@ -94,3 +95,12 @@ def tokenizer_reasons(program: str, tokenizer: Tokenizer, source_ends: Sequence[
     if without_end and False not in source_ends:
         reasons.append(f"sources without the end of sentence; the export to {program} supports sources with it")
     return reasons
+
+
+def usage_page(template: str, **values: str | bool) -> str:
+    """Return the README of an exported model: the Jinja2 template `readmes/<template>.md` filled with `values`."""
+    import jinja2  # here, because few commands write such a page
+
+    text = (files("dragoman") / "formats" / "readmes" / f"{template}.md").read_text("utf-8")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(text).render(values)

@@ -16,13 +16,30 @@ from dragoman.errors import DataError, UsageError
 SPELLED_NUMBERS = "spelled-numbers"
 
 
+def _page_language(language: str) -> str:
+    from dragoman.pages.page import check_language
+
+    check_language(language)
+    return language
+
+
+PageLanguage = Annotated[
+    str,
+    typer.Option(
+        "--lang",
+        callback=_page_language,
+        help="Language in which the page opens: en, zh, or auto (that of the reader's browser).",
+    ),
+]
+
+
 def demo(
     target: Annotated[str, typer.Option(help="Target language: de (German) or zh (Chinese).")] = "de",
     out: Annotated[
         Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
-    lang: options.PageLanguage = "auto",
+    lang: PageLanguage = "auto",
     quiet: options.Quiet = False,
 ) -> None:
     """Train a small model on a built-in corpus and write report.html.
@@ -31,9 +48,7 @@ def demo(
     """
     from dragoman.cli.console import RichReporter
     from dragoman.cli.training import interruptible
-    from dragoman.pages.page import check_language
 
-    check_language(lang)
     folder = out or Path("demo" if target == "de" else f"demo-{target}")
     with RichReporter(quiet) as reporter, interruptible(folder / "run", reporter):
         from dragoman.interpret.demo import run_demo
@@ -56,7 +71,7 @@ def compare(
         Path | None, typer.Option(help="Write the numbers of every run to this file, for a data frame.")
     ] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the table to this file, for LaTeX.")] = None,
-    lang: options.PageLanguage = "auto",
+    lang: PageLanguage = "auto",
     as_json: options.AsJson = False,
     device: options.Device = "cpu",
 ) -> None:
@@ -68,9 +83,7 @@ def compare(
     from dragoman.evaluation.compare import compare_runs
     from dragoman.evaluation.compare.page import latex_table, print_comparison, write_comparison
     from dragoman.io.writing import write_file
-    from dragoman.pages.page import check_language
 
-    check_language(lang)
     comparison = compare_runs(runs, source, reference, device=resolve_device(device), tokenize=tokenize, log=log)
     page = write_comparison(out, comparison, lang)
     if csv is not None:
@@ -94,7 +107,7 @@ def explain(
         bool, typer.Option("--index", help="First write an index of the run's training text, for this and later pages.")
     ] = False,
     beam: options.Beam = None,
-    lang: options.PageLanguage = "auto",
+    lang: PageLanguage = "auto",
     device: options.Device = "cpu",
 ) -> None:
     """Write a page with every step of the model on one input.
@@ -106,9 +119,7 @@ def explain(
     from dragoman.interpret.explain.explain import explain as explain_input
     from dragoman.interpret.explain.explain import write_explanation
     from dragoman.interpret.explain.seen import index_training_text
-    from dragoman.pages.page import check_language
 
-    check_language(lang)
     if index:
         index_training_text(model, log)
     explanation = explain_input(model, source, target, beam=beam, device=resolve_device(device))
@@ -135,7 +146,7 @@ def atlas(
     cost: Annotated[
         bool, typer.Option("--cost", help="Also measure the loss without each head and sub-layer.")
     ] = False,
-    lang: options.PageLanguage = "auto",
+    lang: PageLanguage = "auto",
     as_json: options.AsJson = False,
     device: options.Device = "cpu",
 ) -> None:
@@ -149,9 +160,7 @@ def atlas(
     from dragoman.interpret.heads.atlas import examples, print_atlas, write_atlas
     from dragoman.interpret.heads.gold_alignment import read_alignment, spelled_numbers_alignment
     from dragoman.interpret.heads.probes import load_probe
-    from dragoman.pages.page import check_language
 
-    check_language(lang)
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: requires both sides of the text; add --reference")
     lines, targets = read_parallel(source, reference) if reference else (list(read_input(source)), None)
@@ -177,7 +186,7 @@ def atlas(
         log(f"page: {write_atlas(out, found, examples(network, probe), name, lang)}")
 
 
-def gallery(out: options.Page = Path("gallery.html"), lang: options.PageLanguage = "auto") -> None:
+def gallery(out: options.Page = Path("gallery.html"), lang: PageLanguage = "auto") -> None:
     """Write a page of examples worked out by hand, each number beside the computed one."""
     from dragoman.interpret.walkthrough.gallery import write_gallery
 
@@ -201,7 +210,7 @@ def walkthrough(
     heads: Annotated[int, typer.Option(help="Attention heads: 1, 2 or 4.")] = 1,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the update.")] = 0.01,
     out: options.Page = Path("walkthrough.html"),
-    lang: options.PageLanguage = "auto",
+    lang: PageLanguage = "auto",
 ) -> None:
     """Write a page with one training step of a tiny Transformer, "I am" to "我 是".
 
@@ -242,7 +251,7 @@ def playground(
         Path | None, typer.Argument(help="Run or model folder of a Transformer, beside the tiny model of the page.")
     ] = None,
     out: options.Page = Path("playground.html"),
-    lang: options.PageLanguage = "auto",
+    lang: PageLanguage = "auto",
 ) -> None:
     """Write a page in which a Transformer runs, to be changed and trained.
 

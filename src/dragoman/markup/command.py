@@ -25,7 +25,7 @@ def translate_markup(
     """Translate a document; what is not translated keeps its bytes.  settings: arguments of `translate_html`."""
     from dragoman.markup import translate_html, translate_xml
     from dragoman.markup.html import in_language
-    from dragoman.markup.observed import ObservedTranslator
+    from dragoman.markup.segment import ObservedTranslator
     from dragoman.pipelines.lines import FlaggedText, FlagReport
     from dragoman.pipelines.translation import Translator
 

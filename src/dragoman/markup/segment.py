@@ -13,6 +13,8 @@ from dragoman.data.sentences import is_spaceless
 from dragoman.errors import UsageError, clip
 
 if TYPE_CHECKING:
+    from dragoman.pipelines.glossary import Term
+    from dragoman.pipelines.lines import Translation
     from dragoman.pipelines.projection import Node
     from dragoman.pipelines.translation import Translator
 
@@ -235,3 +237,23 @@ def _write(root: Node, segment: Segment, text: str) -> Segment:
         if node.closed != node.opened:
             result.append(segment[node.closed])
     return result
+
+
+class ObservedTranslator:
+    """A translator that keeps what reports need: flags of each text, characters, and glossary terms."""
+
+    def __init__(self, translator: Any) -> None:
+        self._translator = translator
+        self.flags: list[tuple[str, ...]] = []
+        self.characters = 0
+        self.terms: Counter[Term] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._translator, name)
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
+        self.characters += sum(map(len, texts))
+        translations: list[Translation] = self._translator.translate(texts, **settings)
+        self.flags += [translation.flags for translation in translations]
+        self.terms.update(term for translation in translations for term in translation.terms)
+        return translations

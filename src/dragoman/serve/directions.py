@@ -488,7 +488,7 @@ def _markup_work(
     loop = asyncio.get_running_loop()
 
     def translate(translator: Translator, texts: list[str]) -> list[str]:
-        from dragoman.markup.observed import ObservedTranslator  # like `dragoman.documents`, see uploads.py
+        from dragoman.markup.segment import ObservedTranslator  # like `dragoman.documents`, see uploads.py
 
         is_last = translator.languages[1] == target
         settings: dict[str, Any] = {"split": options.split, "protect": options.protect}

@@ -471,6 +471,7 @@ class Fuzzer:
     def service(self, draw: random.Random) -> None:
         """Searches of several callers in a service give the results of separate ones; cancelled ones disturb nobody."""
         from dragoman.decoding.native.backend import NativeBackend
+        from dragoman.decoding.search_types import SearchCall
         from dragoman.serve.search.native import NativeSearchService
 
         engine = draw.choice(self.engines)
@@ -482,18 +483,17 @@ class Fuzzer:
             for _ in range(draw.randint(1, 6)):
                 request = self.request(draw, engine)
                 settings = replace(request["settings"], max_extra=draw.choice([0, 5]))
-                arguments = request["sources"], request["prefixes"], settings
-                if max(backend.search_arguments(*arguments, request["phrases"])["limits"]) > engine.positions:
+                call = SearchCall(request["sources"], settings, request["prefixes"], request["phrases"] or ())
+                if max(call.limits) > engine.positions:
                     continue
                 ranks = [float(draw.randrange(99)) for _ in request["sources"]]
-                search = service.submit(*arguments, ranks, request["phrases"])
+                search = service.submit(call, ranks)
                 if draw.random() < 0.3:
                     service.cancel(search)
                 else:
-                    searches.append((search, *arguments, request["phrases"]))
-            for search, sources, prefixes, settings, phrases in searches:
-                found = search.future.result(TIMEOUT)
-                assert found == backend.search(sources, prefixes, settings, 4000, phrases), "others changed a result"
+                    searches.append((search, call))
+            for search, call in searches:
+                assert search.future.result(TIMEOUT) == backend.search(call, 4000), "others changed a result"
         finally:
             service.close()
 

@@ -47,7 +47,7 @@ from dragoman.config import load_config, parse_config
 from dragoman.config.model import TransformerConfig
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.search_types import SearchSettings
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.io.run_log import Reporter, Status
 from dragoman.models.build import build_model
 from dragoman.models.model_folder import unique_tensors
@@ -313,8 +313,8 @@ def check(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
         prefixes = [[7, 8] if i % 7 == 0 else [] for i in range(50)]
         plain, graphs = TorchBackend(model, given.device), CudaGraphBackend(model, given.device)
         for asked in (SearchSettings(beam=1), SearchSettings(beam=4, nbest=2), SearchSettings(beam=6, min_length=9)):
-            wanted = plain.search(sources, prefixes, asked, 4000)
-            found = graphs.search(sources, prefixes, asked, None)
+            wanted = plain.search(SearchCall(sources, asked, prefixes), 4000)
+            found = graphs.search(SearchCall(sources, asked, prefixes))
             equal = sum(
                 [h.tokens for h in ours] == [h.tokens for h in theirs]
                 and all(abs(a.score - b.score) < 1e-3 for a, b in zip(ours, theirs, strict=True))
@@ -329,14 +329,14 @@ def one(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
         for number, source in enumerate(sources):
             if number == 2:
                 began = time.perf_counter()
-            backend.search([source], [[]], settings(beam), None)
+            backend.search(SearchCall([source], settings(beam)))
         each = (time.perf_counter() - began) / given.alone / LENGTH
         report(f"one sentence, beam {beam}", f"{1000 * each:.3f} ms per token")
         if given.device != "cpu":
             from torch.profiler import profile as record
 
             with record(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
-                backend.search([sources[0]], [[]], settings(beam), None)
+                backend.search(SearchCall([sources[0]], settings(beam)))
                 synchronize(given.device)
             show_kernels(recorded, 1, 16)
 
@@ -366,7 +366,7 @@ def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
         times = []
         for _ in range(3):
             began = time.perf_counter()
-            backend.search(sources, [[]] * len(sources), settings(beam), None)
+            backend.search(SearchCall(sources, settings(beam)))
             times.append(time.perf_counter() - began)
         speed = len(sources) * LENGTH / min(times[1:])
         report(f"{len(sources)} sentences, beam {beam}, ids", f"{speed:,.0f} tokens/s (first time {times[0]:.1f} s)")

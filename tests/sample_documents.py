@@ -15,7 +15,7 @@ import numpy as np
 
 from dragoman import documents
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.search_types import Hypothesis
+from dragoman.decoding.search_types import Hypothesis, SearchCall
 from dragoman.documents.office import PREFIXES
 from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
@@ -74,9 +74,9 @@ class PieceBackend(DecodingBackend):
     def __init__(self, tokenizer: Pieces, function: Callable[[list[str]], list[str]]) -> None:
         self.tokenizer, self.function = tokenizer, function
 
-    def search(self, sources: Any, prefixes: Any, settings: Any, batch_tokens: int) -> list[list[Hypothesis]]:
+    def search(self, call: SearchCall, batch_tokens: int | None = None) -> list[list[Hypothesis]]:
         found = []
-        for source in sources:
+        for source in call.sources:
             pieces = self.function([self.tokenizer.pieces[i] for i in source[:-1]])
             ids = [self.tokenizer.number(piece) for piece in pieces]
             found.append([Hypothesis(ids, -1.0, -1.0, [-0.1] * (len(ids) + 1), False)])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchCall
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag
 from dragoman.pipelines.translation import Translator
@@ -93,13 +93,11 @@ class WordBackend(DecodingBackend):
             found += [(target, index) for target in self.lexicon.get(word, plain).split()]
         return found
 
-    def search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
-    ) -> list[list[Hypothesis]]:
+    def search(self, call: SearchCall, batch_tokens: int | None = None) -> list[list[Hypothesis]]:
         results = []
-        for source in sources:
+        for source in call.sources:
             tokens = [self.tokenizer.number(word) for word, _ in self.words(source)]
-            results.append([Hypothesis(tokens, -1.0, -1.0, [-0.1] * (len(tokens) + 1), False)] * settings.nbest)
+            results.append([Hypothesis(tokens, -1.0, -1.0, [-0.1] * (len(tokens) + 1), False)] * call.settings.nbest)
         return results
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.search_types import SearchSettings
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.interpret.playground import quantized, write_playground
 from dragoman.interpret.walkthrough import Labels
 from dragoman.interpret.walkthrough.figure import figure_data
@@ -95,7 +95,7 @@ def test_the_translation_of_a_trained_model_follows_the_typing(page: Page, run: 
     )
     for text in ("one two", "seven four one", "nine"):
         write(page, "source", text)
-        ((best,),) = backend.search([vocabulary.encode_source(text)], [[]], settings, 1000)  # type: ignore[attr-defined]
+        ((best,),) = backend.search(SearchCall([vocabulary.encode_source(text)], settings), 1000)  # type: ignore[attr-defined]
         want = vocabulary.decode_target(best.tokens)  # type: ignore[attr-defined]
         assert page.text("#result .translation") == (" ".join(want.split()) or "(nothing)")
     asked = page.run("return window.asked")

@@ -23,7 +23,7 @@ from dragoman.decoding.native.library import NativeLibrary, Precision, load_nati
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.stepper import EngineStepper
 from dragoman.decoding.pytorch.stepper import ShortlistStepper
-from dragoman.decoding.search_types import Phrases
+from dragoman.decoding.search_types import Phrases, SearchCall
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
@@ -285,7 +285,7 @@ def test_errors_name_the_sentence_with_a_shortlist_too(
     backend = NativeBackend(engine_of("paper", tmp_path), "float32", 1, lambda: pytest.fail("not needed"))
     backend.shortlist = learned(1, 5, 9) if listed else None
     with pytest.raises(UsageError, match=re.escape(message.format("required" if listed else "prefix"))):
-        backend.search([[5, EOS], source], [[], prefix], SearchSettings(beam=1, max_extra=5), 4000)
+        backend.search(SearchCall([[5, EOS], source], SearchSettings(beam=1, max_extra=5), [[], prefix]), 4000)
 
 
 def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(
@@ -301,9 +301,9 @@ def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(
     phrases = [Phrases(((120 + i, 121 + i),), None, b"") if i % 3 == 0 else None for i in range(len(rows))]
     service = NativeSearchService(backend, max(map(len, rows)), rows=8)
     try:
-        found = service.submit(rows, prefixes, settings, phrases=phrases).future.result(300)
+        found = service.submit(SearchCall(rows, settings, prefixes, phrases)).future.result(300)
     finally:
         service.close()
-    assert found == backend.search(rows, prefixes, settings, 4000, phrases)
+    assert found == backend.search(SearchCall(rows, settings, prefixes, phrases), 4000)
     unrestricted = NativeBackend(backend.engine, "float32", 2, lambda: pytest.fail("not needed"))
-    assert found != unrestricted.search(rows, prefixes, settings, 4000, phrases)
+    assert found != unrestricted.search(SearchCall(rows, settings, prefixes, phrases), 4000)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.pytorch.backend import EnsembleBackend, TorchBackend
-from dragoman.decoding.search_types import SearchSettings
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
@@ -92,7 +92,7 @@ def test_a_stream_ends_with_the_result_of_the_search(engine: str, settings: dict
             except StopIteration as end:
                 streamed = end.value[0]
                 break
-        ((found,),) = backend.search([source], [[8]], SearchSettings(**settings), 4000)
+        ((found,),) = backend.search(SearchCall([source], SearchSettings(**settings), [[8]]), 4000)
         assert streamed == found and found.tokens[0] == 8
 
 
@@ -101,10 +101,10 @@ def test_members_may_run_on_different_backends(models: list[Path]) -> None:
     members = [load(models[0], "native").backend, load(models[1], "pytorch").backend]
     settings, sources = SearchSettings(beam=3, nbest=2), [[5, 6, 7, 3], [9, 3]]
 
-    mixed = EnsembleBackend(members).search(sources, [[], []], settings, 4000)
+    mixed = EnsembleBackend(members).search(SearchCall(sources, settings), 4000)
 
     for found, wanted in zip(
-        mixed, load(models, "pytorch").backend.search(sources, [[]] * 2, settings, 4000), strict=True
+        mixed, load(models, "pytorch").backend.search(SearchCall(sources, settings), 4000), strict=True
     ):
         assert [h.tokens for h in found] == [h.tokens for h in wanted]
         assert [h.score for h in found] == pytest.approx([h.score for h in wanted], abs=1e-4)
@@ -114,11 +114,11 @@ def test_members_may_run_on_different_backends(models: list[Path]) -> None:
 def test_targets_longer_than_a_packed_model_use_pytorch(models: list[Path]) -> None:
     ensemble, settings = load(models, "native").backend, SearchSettings(beam=1, max_extra=8)
     sources = [[5, 6, 7, 3], [5, 6, 7, 8, 9, 3]]
-    wanted = ensemble.search(sources, [[], []], settings, 4000)
+    wanted = ensemble.search(SearchCall(sources, settings), 4000)
     for member in ensemble.members:  # type: ignore[attr-defined]
         member.engine.positions = 12
 
-    found = ensemble.search(sources, [[], []], settings, 4000)
+    found = ensemble.search(SearchCall(sources, settings), 4000)
 
     assert ensemble.max_length == 12 and found[0] == wanted[0]
     assert found[1][0].tokens == wanted[1][0].tokens
@@ -140,9 +140,9 @@ def test_captured_searches_are_not_used_in_an_ensemble() -> None:
     settings, source = SearchSettings(beam=2, max_extra=30), [5, 6, 3]
     ensemble = EnsembleBackend([CudaGraphBackend(model, "cpu"), TorchBackend(model)])
 
-    ((found,),) = ensemble.search([source], [[]], settings, 4000)
+    ((found,),) = ensemble.search(SearchCall([source], settings), 4000)
 
-    ((wanted,),) = TorchBackend(model).search([source], [[]], settings, 4000)
+    ((wanted,),) = TorchBackend(model).search(SearchCall([source], settings), 4000)
     assert found.tokens == wanted.tokens and found.score == pytest.approx(wanted.score, abs=1e-6)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +16,15 @@ from dragoman.decoding.backend import (
     retry_settings,
     searches_with_retry,
 )
-from dragoman.decoding.search_types import Ids, PartialHypothesis, SearchSettings, TokenStream, complete
+from dragoman.decoding.search_types import (
+    Hypothesis,
+    Ids,
+    PartialHypothesis,
+    SearchCall,
+    SearchSettings,
+    TokenStream,
+    complete,
+)
 
 
 @pytest.mark.parametrize(
@@ -112,22 +118,25 @@ def test_a_second_result_is_kept_unless_it_has_the_same_fault(
     settings, source = SearchSettings(no_repeat_ngram=no_repeat_ngram), [8, 9, 3]
     calls: list[tuple[list[int], SearchSettings]] = []
 
-    def search(indices: Sequence[int], used: SearchSettings) -> list[list[int]]:
-        calls.append((list(indices), used))
-        return [{0: FINE, 1: first if used == settings else second or [], 2: FINE}[index] for index in indices]
+    def search(call: SearchCall) -> list[list[Hypothesis]]:
+        indices = [prefix[0] for prefix in call.prefixes]
+        calls.append((indices, call.settings))
+        tokens = {0: FINE, 1: first if call.settings == settings else second or [], 2: FINE}
+        return [[complete(tokens[index], [0.0] * (len(tokens[index]) + 1), 0.0, truncated=False)] for index in indices]
 
     def stream(used: SearchSettings) -> TokenStream:
-        (tokens,) = search([1], used)
+        ((hypothesis,),) = search(SearchCall([source], used, [[1]]))
+        tokens = hypothesis.tokens
         paths = [PartialHypothesis(tokens[:n], [0.0] * n, [0] * n, n) for n in range(1, len(tokens) + 1)]
         yield from paths[:-1]
-        return complete(tokens, [0.0] * (len(tokens) + 1), 0.0, truncated=False), paths[-1]
+        return hypothesis, paths[-1]
 
     def is_empty(tokens: Ids) -> bool:
         return tokens in ([], BLANK)
 
-    steps = searches_with_retry(lambda *call: call, [source] * 3, settings, lambda tokens: tokens, is_empty)
-    results = answered(steps, lambda call: search(*call))
-    assert results == ([FINE, kept, FINE], ["", fault, ""])
+    steps = searches_with_retry(SearchCall([source] * 3, settings, [[0], [1], [2]]), is_empty)
+    results, faults = answered(steps, search)
+    assert [found[0].tokens for found in results] == [FINE, kept, FINE] and faults == ["", fault, ""]
     assert [indices for indices, _ in calls] == [[0, 1, 2], [1]][: 1 if second is None else 2]
 
     watched = StreamWithRetry(stream, source, settings, is_empty)

@@ -17,7 +17,7 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.search_types import Hypothesis, Phrases, length_penalty
+from dragoman.decoding.search_types import Hypothesis, Phrases, SearchCall, length_penalty
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
@@ -237,7 +237,7 @@ def case(seed: int) -> tuple[list[int], Phrases, SearchSettings, list[int]]:
 def searched(
     backend: DecodingBackend, source: list[int], phrases: Phrases | None, settings: SearchSettings, prefix: list[int]
 ) -> list[Hypothesis]:
-    return backend.search([source], [prefix], settings, 4000, [phrases])[0]
+    return backend.search(SearchCall([source], settings, [prefix], [phrases]), 4000)[0]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -360,12 +360,11 @@ def test_requests_with_and_without_phrases_do_not_affect_each_other(
     sources, prefixes = [c[0] for c in cases], [c[3] for c in cases]
     phrases = [c[1] if i % 3 else None for i, c in enumerate(cases)]
     settings = SearchSettings(beam=4, nbest=2, max_extra=6)
-    alone = [
-        backend.search([s], [p], settings, 4000, [own])[0] for s, p, own in zip(sources, prefixes, phrases, strict=True)
-    ]
-    assert backend.search(sources, prefixes, settings, 4000, phrases) == alone
+    call = SearchCall(sources, settings, prefixes, phrases)
+    alone = [backend.search(call.of([i]), 4000)[0] for i in range(40)]
+    assert backend.search(call, 4000) == alone
     service = NativeSearchService(backend, 40)
-    assert service.submit(sources, prefixes, settings, None, phrases).future.result(300) == alone
+    assert service.submit(call).future.result(300) == alone
     service.close()
 
 

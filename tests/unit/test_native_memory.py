@@ -13,6 +13,7 @@ from dragoman.decoding.native.engine import Engine, Usage
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.search_types import SearchCall
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
@@ -62,12 +63,12 @@ def test_one_long_line_does_not_reduce_the_rows_of_short_ones(engine: Engine) ->
 
     engine.search = watched  # type: ignore[method-assign, assignment]
     try:
-        found = backend.search(lines, [[]] * len(lines), SearchSettings(beam=1, max_extra=0), 4000)
+        found = backend.search(SearchCall(lines, SearchSettings(beam=1, max_extra=0)), 4000)
     finally:
         engine.search = search  # type: ignore[method-assign]
 
     assert usage.rows == engine.rows == 32  # 16 by the longest line
-    alone = backend.search(lines[:2], [[]] * 2, SearchSettings(beam=1, max_extra=0), 1)
+    alone = backend.search(SearchCall(lines[:2], SearchSettings(beam=1, max_extra=0)), 1)
     assert found[:2] == alone
 
 
@@ -233,7 +234,7 @@ def test_the_engine_decodes_texts_up_to_its_positions(more: int, backend: Native
     settings = SearchSettings(beam=2, max_extra=30 + more)
     source, target = line(10), line(40 + more)
     backend._torch = None
-    found = backend.search([source], [[]], settings, 4000)
+    found = backend.search(SearchCall([source], settings), 4000)
     assert found[0][0].tokens and (backend._torch is None) == (more == 0)
     for work in (
         lambda: backend.score([(source, target)], 4000),

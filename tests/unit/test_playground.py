@@ -18,7 +18,7 @@ from dragoman.data import spelled_numbers
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
-from dragoman.decoding.search_types import SearchSettings
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads
 from dragoman.interpret.playground import (
@@ -245,7 +245,7 @@ def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> No
     backend = TorchBackend(network)  # type: ignore[arg-type]
     sources = [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
     settings = SearchSettings(beam=beam, alpha=0.6, max_extra=6, nbest=1)
-    want = backend.search(sources, [[]] * 3, settings, 1000)
+    want = backend.search(SearchCall(sources, settings), 1000)
     found = searched_in_node(network, sources, 6, beam=beam, alpha=0.6)
     for hypotheses, (best, *_) in zip(want, found, strict=True):
         assert best["tokens"] == list(hypotheses[0].tokens)
@@ -288,7 +288,7 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -
         settings = SearchSettings(
             beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold, early_end="on" if early_end else "off"
         )
-        ((want,),) = TorchBackend(network).search([SOURCE], [[]], settings, 1000)
+        ((want,),) = TorchBackend(network).search(SearchCall([SOURCE], settings), 1000)
         ((best, *_),) = searched_in_node(
             network, [SOURCE], 10, beam=4, alpha=9.0, threshold=threshold, earlyEnd=early_end
         )
@@ -302,7 +302,7 @@ def test_with_a_threshold_each_hypothesis_ends_by_itself() -> None:
 
     network = bigrams(17).double()
     settings = SearchSettings(beam=3, alpha=2.0, max_extra=8, beam_threshold=90.0)
-    ((want,),) = TorchBackend(network).search([SOURCE], [[]], settings, 1000)
+    ((want,),) = TorchBackend(network).search(SearchCall([SOURCE], settings), 1000)
     ((best, *_),) = searched_in_node(network, [SOURCE], 8, beam=3, alpha=2.0, threshold=90.0)
     assert best["tokens"] == want.tokens and best["score"] == pytest.approx(want.score, abs=1e-5)
 

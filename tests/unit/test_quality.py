@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.data.languages import languages_of
 from dragoman.data.profile import TrainingProfile
-from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete
+from dragoman.decoding.search_types import Hypothesis, SearchCall, SearchSettings, complete
 from dragoman.pipelines.lines import FLAGS
 from dragoman.pipelines.translation import Translator
 from tiny_translator import copying_translator, tiny_tokenizer
@@ -73,10 +73,10 @@ def says(translator: Translator, *answers: str, monkeypatch: pytest.MonkeyPatch)
     """Let the first search return the first answer, the second the second; return the settings of the searches."""
     used: list[SearchSettings] = []
 
-    def search(sources: Sequence[Ids], prefixes: Any, settings: SearchSettings, _: int) -> list[list[Hypothesis]]:
+    def search(call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
         ids = translator.tokenizer.encode_target(answers[len(used)])[:-1]
-        used.append(settings)
-        return [[complete(ids, [-0.5] * (len(ids) + 1), 0.6, False)] * settings.nbest for _ in sources]
+        used.append(call.settings)
+        return [[complete(ids, [-0.5] * (len(ids) + 1), 0.6, False)] * call.settings.nbest for _ in call.sources]
 
     monkeypatch.setattr(translator.backend, "search", search)
     return used
@@ -158,9 +158,9 @@ def test_a_space_is_empty(translator: Translator, monkeypatch: pytest.MonkeyPatc
     space = next(i for i in range(translator.tokenizer.target_size) if translator.tokenizer.target_piece(i) == "▁")
     used: list[int] = []
 
-    def search(sources: Any, prefixes: Any, settings: SearchSettings, _: int) -> list[list[Hypothesis]]:
-        used.append(settings.min_length)
-        return [[complete([space], [-0.5, -0.5], 0.6, False)] for _ in sources]
+    def search(call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
+        used.append(call.settings.min_length)
+        return [[complete([space], [-0.5, -0.5], 0.6, False)] for _ in call.sources]
 
     monkeypatch.setattr(translator.backend, "search", search)
     (translation,) = translator.translate([ORDINARY])

@@ -19,7 +19,7 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.search_types import Hypothesis, Ids
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchCall
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve.search import open_service
 from dragoman.serve.search.native import NativeSearchService
@@ -66,7 +66,7 @@ def sentences(count: int, seed: int) -> list[list[int]]:
 def expected(
     backend: DecodingBackend, sources: list[list[int]], settings: SearchSettings, prefix: Ids = ()
 ) -> list[list[Hypothesis]]:
-    return backend.search(sources, [prefix] * len(sources), settings, 4000)
+    return backend.search(SearchCall(sources, settings, [prefix] * len(sources)), 4000)
 
 
 def test_requests_of_many_callers_get_the_bits_of_a_search_alone(
@@ -78,7 +78,8 @@ def test_requests_of_many_callers_get_the_bits_of_a_search_alone(
     def call(first: int) -> None:
         for i in range(first, len(requests), 6):
             sources, settings, prefix = requests[i]
-            search = service.submit(sources, [prefix] * len(sources), settings, [float(i % 5)] * len(sources))
+            call, ranks = SearchCall(sources, settings, [prefix] * len(sources)), [float(i % 5)] * len(sources)
+            search = service.submit(call, ranks)
             found[i] = search.future.result(300)
             assert search.computed > 0 and search.queued >= 0
 
@@ -101,7 +102,7 @@ def test_beams_that_become_narrower_and_beams_that_do_not_share_steps(tmp_path: 
     sources = sentences(9, 8)
     service = NativeSearchService(backend, LONGEST, rows=12)
 
-    searches = [service.submit([source], [[]], one) for source in sources for one in settings]
+    searches = [service.submit(SearchCall([source], one)) for source in sources for one in settings]
     found = [search.future.result(300)[0] for search in searches]
 
     service.close()
@@ -128,8 +129,8 @@ def test_a_short_request_overtakes_a_long_one_that_is_running(
 ) -> None:
     ended = order_of_ends(service, monkeypatch)
     many = sentences(3000, 1)  # the other one is submitted before they end, also on a busy machine
-    long = service.submit(many, [[]] * len(many), SETTINGS[1], [float(i) for i in range(len(many))])
-    short = service.submit(sentences(1, 2), [[]], SETTINGS[1], [0.0])
+    long = service.submit(SearchCall(many, SETTINGS[1]), [float(i) for i in range(len(many))])
+    short = service.submit(SearchCall(sentences(1, 2), SETTINGS[1]), [0.0])
     assert len(long.future.result(300)) == 3000 and len(short.future.result(300)) == 1
     assert ended == [short, long]
     assert long.queued > 2 * short.queued
@@ -140,10 +141,10 @@ def test_new_requests_do_not_overtake_the_second_sentence_of_a_request_forever(
 ) -> None:
     ended = order_of_ends(service, monkeypatch)
     service.total_rate = 1.0
-    earlier = service.submit(sentences(3000, 1), [[]] * 3000, SETTINGS[1])
-    request = service.submit(sentences(40, 2), [[]] * 40, SETTINGS[1], [0.0] + [20.0] * 39)
+    earlier = service.submit(SearchCall(sentences(3000, 1), SETTINGS[1]))
+    request = service.submit(SearchCall(sentences(40, 2), SETTINGS[1]), [0.0] + [20.0] * 39)
     until(lambda: service.load[0] < 2900)  # more than 20 tokens have been admitted
-    later = service.submit(sentences(300, 3), [[]] * 300, SETTINGS[1])
+    later = service.submit(SearchCall(sentences(300, 3), SETTINGS[1]))
     for search in earlier, request, later:
         search.future.result(300)
     assert ended.index(request) < ended.index(later)
@@ -151,7 +152,7 @@ def test_new_requests_do_not_overtake_the_second_sentence_of_a_request_forever(
 
 def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: NativeSearchService) -> None:
     many = sentences(2000, 3)
-    searches = [service.submit(many, [[]] * len(many), SETTINGS[1]) for _ in range(3)]
+    searches = [service.submit(SearchCall(many, SETTINGS[1])) for _ in range(3)]
     until(lambda: service.load[1] > 0)
     for search in searches:
         service.cancel(search)
@@ -159,14 +160,15 @@ def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: Nati
     with pytest.raises(CancelledError):
         searches[-1].future.result()
     sources = sentences(5, 4)
-    assert service.submit(sources, [[]] * 5, SETTINGS[0]).future.result(300) == expected(backend, sources, SETTINGS[0])
+    call = SearchCall(sources, SETTINGS[0])
+    assert service.submit(call).future.result(300) == backend.search(call, 4000)
     until(lambda: service.load == (0, 0))
 
 
 def test_a_cancelled_search_of_the_backend_takes_no_sentence_of_another_search(service: NativeSearchService) -> None:
     many, sampled = sentences(1000, 7), SearchSettings(beam=1, sample=True, max_extra=5)
-    first = service.submit(many, [[]] * len(many), SETTINGS[1])
-    running, waiting = (service.submit(many[:n], [[]] * n, sampled) for n in (100, len(many)))
+    first = service.submit(SearchCall(many, SETTINGS[1]))
+    running, waiting = (service.submit(SearchCall(many[:n], sampled)) for n in (100, len(many)))
     service.cancel(waiting)
     assert waiting.future.cancelled() or running.future.done()
     assert len(first.future.result(300)) == len(many)
@@ -177,30 +179,30 @@ def test_what_the_engine_does_not_support_is_searched_by_the_backend(
 ) -> None:
     wide = SearchSettings(beam=16, max_extra=5)
     sources = sentences(2, 5)
-    assert service.submit(sources, [[]] * 2, wide).future.result(300) == expected(backend, sources, wide)
+    assert service.submit(SearchCall(sources, wide)).future.result(300) == expected(backend, sources, wide)
     sampled = SearchSettings(beam=1, sample=True, seed=3, max_extra=5)
-    assert service.submit(sources, [[]] * 2, sampled).future.result(300) == expected(backend, sources, sampled)
+    assert service.submit(SearchCall(sources, sampled)).future.result(300) == expected(backend, sources, sampled)
     long = [[*[7] * (LONGEST + 5), EOS]]
-    assert service.submit(long, [[]], SETTINGS[0]).future.result(300) == expected(backend, long, SETTINGS[0])
+    assert service.submit(SearchCall(long, SETTINGS[0])).future.result(300) == expected(backend, long, SETTINGS[0])
 
 
 def test_invalid_requests_are_refused_and_the_next_one_is_answered(service: NativeSearchService) -> None:
     with pytest.raises(UsageError, match=f"sentence 1: source token = {VOCAB}"):
-        service.submit([[VOCAB, EOS]], [[]], SETTINGS[0])
+        service.submit(SearchCall([[VOCAB, EOS]], SETTINGS[0]))
     with pytest.raises(UsageError, match="2 ranks for 1 sentences"):
-        service.submit([[5, EOS]], [[]], SETTINGS[0], [0.0, 1.0])
-    assert service.submit([], [], SETTINGS[0]).future.result(1) == []
-    assert service.submit([[5, EOS]], [[]], SETTINGS[0]).future.result(300)
+        service.submit(SearchCall([[5, EOS]], SETTINGS[0]), [0.0, 1.0])
+    assert service.submit(SearchCall([], SETTINGS[0])).future.result(1) == []
+    assert service.submit(SearchCall([[5, EOS]], SETTINGS[0])).future.result(300)
 
 
 def test_a_service_is_closed_while_it_searches(backend: NativeBackend) -> None:
     for count in (3000, 30_000, 300_000):  # a busy machine may finish the first before the service is closed
         service = NativeSearchService(backend, LONGEST)
-        search = service.submit(sentences(count, 6), [[]] * count, SETTINGS[1])
+        search = service.submit(SearchCall(sentences(count, 6), SETTINGS[1]))
         service.close()
         service.close()
         with pytest.raises(DragomanError, match="closed"):
-            service.submit([[5, EOS]], [[]], SETTINGS[0])
+            service.submit(SearchCall([[5, EOS]], SETTINGS[0]))
         with suppress(CancelledError):
             search.future.result(300)
         if search.future.cancelled():
@@ -223,7 +225,7 @@ def test_a_model_that_computes_nan_fails_its_requests_and_not_the_service(tmp_pa
     service = NativeSearchService(NativeBackend(Engine(path), "float32", 1, lambda: TorchBackend(broken, "cpu")), 10)
     for _ in range(2):
         with pytest.raises(DragomanError, match=r"not finite|NaN"):
-            service.submit([[5, EOS], [6, EOS]], [[], []], SETTINGS[0]).future.result(300)
+            service.submit(SearchCall([[5, EOS], [6, EOS]], SETTINGS[0])).future.result(300)
     service.close()
 
 
@@ -232,14 +234,14 @@ def test_any_backend_can_be_served(backend: NativeBackend) -> None:
     service: SearchService = open_service(torch_backend, LONGEST)
     assert isinstance(service, BatchedSearchService)
     requests = [(sentences(3, i), SETTINGS[i % 3]) for i in range(6)]
-    searches: list[Search] = [service.submit(sources, [[]] * 3, settings) for sources, settings in requests]
+    searches: list[Search] = [service.submit(SearchCall(sources, settings)) for sources, settings in requests]
     for search, (sources, settings) in zip(searches, requests, strict=True):
         tokens = [[h.tokens for h in nbest] for nbest in search.future.result(300)]
         assert tokens == [[h.tokens for h in nbest] for nbest in expected(torch_backend, sources, settings)]
-    cancelled = service.submit(sentences(1, 9), [[]], SETTINGS[0])
+    cancelled = service.submit(SearchCall(sentences(1, 9), SETTINGS[0]))
     service.cancel(cancelled)
     with pytest.raises(UsageError):
-        service.submit([[VOCAB + 5, EOS]], [[4, EOS]], SETTINGS[0]).future.result(300)
+        service.submit(SearchCall([[VOCAB + 5, EOS]], SETTINGS[0], [[4, EOS]])).future.result(300)
     service.close()
     assert cancelled.future.cancelled() or cancelled.future.done()
 
@@ -251,21 +253,21 @@ class OneByOne:
         self.searched: list[int] = []
         self.may_end = threading.Semaphore(0)
 
-    def search(self, sources: list[Ids], *_: Any) -> list[list[Hypothesis]]:
-        self.searched.append(sources[0][0])
+    def search(self, call: SearchCall, batch_tokens: int) -> list[list[Hypothesis]]:
+        self.searched.append(call.sources[0][0])
         self.may_end.acquire()
-        return [[] for _ in sources]
+        return [[] for _ in call.sources]
 
 
 def test_new_requests_do_not_overtake_a_later_sentence_forever_in_batches() -> None:
     backend = OneByOne()
     service = BatchedSearchService(backend, batch_tokens=1)  # type: ignore[arg-type]
     service.total_rate = 1.0
-    service.submit([[0] * 9], [[]], SETTINGS[0])
+    service.submit(SearchCall([[0] * 9], SETTINGS[0]))
     until(lambda: backend.searched == [0])
-    service.submit([[1] * 9], [[]], SETTINGS[0], [20.0])
+    service.submit(SearchCall([[1] * 9], SETTINGS[0]), [20.0])
     for number in range(2, 9):
-        service.submit([[number] * 9], [[]], SETTINGS[0])
+        service.submit(SearchCall([[number] * 9], SETTINGS[0]))
         backend.may_end.release()
         until(lambda expected=number: len(backend.searched) == expected)
     backend.may_end.release(9)

@@ -18,6 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman.data.sentences import JoinedParts, join_parts
+from dragoman.decoding.search_types import SearchCall
 from dragoman.errors import DragomanError
 from dragoman.serve import streaming
 from dragoman.serve.app import create_server
@@ -142,17 +143,17 @@ class ByHand(SearchService):
 
     def __init__(self, direction: Direction) -> None:
         self.service = direction.service
-        self.searches: list[tuple[Search, tuple[Any, ...]]] = []
+        self.searches: list[tuple[Search, SearchCall]] = []
         self.cancelled = 0
         self.direction = Direction(direction.translator, direction.name, self)
 
-    def submit(self, *arguments: Any) -> Search:
-        self.searches.append((Search(len(arguments[0])), arguments))
+    def submit(self, call: SearchCall, ranks: Any = None) -> Search:
+        self.searches.append((Search(len(call.sources)), call))
         return self.searches[-1][0]
 
     def finish(self, number: int) -> None:
-        search, arguments = self.searches[number]
-        search.future.set_result(self.service.submit(*arguments).future.result())
+        search, call = self.searches[number]
+        search.future.set_result(self.service.submit(call).future.result())
 
     def cancel(self, search: Search) -> None:
         self.cancelled += 1

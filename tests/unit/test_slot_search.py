@@ -14,7 +14,7 @@ from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch
 from dragoman.decoding.cuda_graphs.slots import PlainOperations, SlotState, SlotStep, slots_unsupported_reasons
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.search_types import Hypothesis, Phrases, SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Phrases, SearchCall, SearchSettings
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
@@ -50,7 +50,7 @@ def mixed(count: int, beams: int) -> list[Sentence]:
 
 
 def alone(model: Model, sentence: Sentence) -> list[Hypothesis]:
-    return TorchBackend(model).search([sentence.source], [sentence.prefix], sentence.settings, 1)[0]
+    return TorchBackend(model).search(SearchCall([sentence.source], sentence.settings, [sentence.prefix]), 1)[0]
 
 
 @pytest.mark.parametrize(("beams", "slots"), [(1, 3), (3, 3), (4, 16), (2, 1)])
@@ -137,12 +137,12 @@ def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.Monkey
     service = SlotSearchService(backend, 1000)
     sentences = [*mixed(9, 2), *mixed(5, 3)]
     try:
-        searches = [service.submit([s.source], [s.prefix], s.settings) for s in sentences]
-        both = service.submit([s.source for s in sentences[:2]], [[], []], sentences[0].settings)
-        drawn = service.submit([[5, EOS]], [[]], SearchSettings(sample=True, max_extra=4, seed=3))
+        searches = [service.submit(SearchCall([s.source], s.settings, [s.prefix])) for s in sentences]
+        both = service.submit(SearchCall([s.source for s in sentences[:2]], sentences[0].settings))
+        drawn = service.submit(SearchCall([[5, EOS]], SearchSettings(sample=True, max_extra=4, seed=3)))
         kept = Phrases(((7,),))
-        phrases = service.submit([[5, 6, EOS]], [[]], SearchSettings(beam=2), phrases=[kept])
-        wrong = service.submit([[5, EOS]], [[EOS]], SearchSettings(beam=2))
+        phrases = service.submit(SearchCall([[5, 6, EOS]], SearchSettings(beam=2), phrases=[kept]))
+        wrong = service.submit(SearchCall([[5, EOS]], SearchSettings(beam=2), [[EOS]]))
         for sentence, search in zip(sentences, searches, strict=True):
             assert_same(search.future.result(60)[0], alone(backend.model, sentence))
         assert max(search.rows for search in searches) > 3 and service.load[0] >= 0
@@ -150,7 +150,7 @@ def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.Monkey
         assert len(drawn.future.result(60)[0]) == 1 and 7 in phrases.future.result(60)[0][0].tokens
         with pytest.raises(UsageError, match="special ids"):
             wrong.future.result(60)
-        assert service.submit([], [], SearchSettings(beam=2)).future.result(60) == []
+        assert service.submit(SearchCall([], SearchSettings(beam=2))).future.result(60) == []
     finally:
         service.close()
     assert not service._thread.is_alive()
@@ -172,7 +172,7 @@ def test_a_service_captures_what_usual_searches_need_before_the_first_one(monkey
         assert len(captured) == 3 + 3 * 2
         for beams, expected in ((2, 9), (3, 9 + 1 + 1)):
             [first, *_] = sentences = mixed(9, beams)[: 9 if beams == 2 else 1]
-            searches = [service.submit([s.source], [s.prefix], s.settings) for s in sentences]
+            searches = [service.submit(SearchCall([s.source], s.settings, [s.prefix])) for s in sentences]
             assert_same(searches[0].future.result(60)[0], alone(backend.model, first))
             assert all(search.future.result(60) for search in searches)
             assert len(captured) == expected
@@ -206,12 +206,12 @@ def test_an_error_is_that_of_the_searches_that_run() -> None:
     try:
         with torch.no_grad():
             weight[BOS] = float("nan")
-        failed = service.submit([[5, EOS]], [[]], SearchSettings(beam=1, max_extra=4))
+        failed = service.submit(SearchCall([[5, EOS]], SearchSettings(beam=1, max_extra=4)))
         with pytest.raises(DragomanError, match=r"not numbers \(NaN\)"):
             failed.future.result(60)
         with torch.no_grad():
             weight.copy_(kept)
-        after = service.submit([[5, EOS]], [[]], SearchSettings(beam=1, max_extra=4))
+        after = service.submit(SearchCall([[5, EOS]], SearchSettings(beam=1, max_extra=4)))
         assert len(after.future.result(60)[0]) == 1
     finally:
         service.close()

@@ -19,7 +19,7 @@ import torch
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, _batches, cuda_graph_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.search_types import Hypothesis, SearchSettings
+from dragoman.decoding.search_types import Hypothesis, SearchCall, SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
@@ -66,8 +66,8 @@ def assert_all_same(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]
 
 def assert_both_agree(model: Model, rows: list[list[int]], begins: list[list[int]], settings: SearchSettings) -> None:
     assert_all_same(
-        CudaGraphBackend(model, "cpu").search(rows, begins, settings, 300),
-        TorchBackend(model).search(rows, begins, settings, 300),
+        CudaGraphBackend(model, "cpu").search(SearchCall(rows, settings, begins), 300),
+        TorchBackend(model).search(SearchCall(rows, settings, begins), 300),
     )
 
 
@@ -102,7 +102,7 @@ def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str
     model, rows = undecided(), sources(48, 6)
     asked = SearchSettings(**{"alpha": 2.0, "max_extra": 10, **settings})
 
-    lengths = {len(own[0].tokens) for own in TorchBackend(model).search(rows, [[]] * 48, asked, 9999)}
+    lengths = {len(own[0].tokens) for own in TorchBackend(model).search(SearchCall(rows, asked), 9999)}
 
     assert min(lengths) == 0 and max(lengths) > 10
     assert_both_agree(model, rows, [[]] * 48, asked)
@@ -114,10 +114,10 @@ def test_a_beam_that_becomes_narrower_finds_others_in_the_same_memory(narrow: di
     backend, rows = CudaGraphBackend(undecided(), "cpu"), sources(16, 6)
     asked = SearchSettings(alpha=2.0, max_extra=10, **narrow)
 
-    found = [backend.search(rows, [[]] * 16, asked, 9999) for _ in range(2)]
+    found = [backend.search(SearchCall(rows, asked), 9999) for _ in range(2)]
 
     assert found[0] == found[1] and len(backend._idle) == 1
-    wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False, beam_threshold=0.0, recombine=0), 9999)
+    wide = backend.search(SearchCall(rows, replace(asked, shrink_beam=False, beam_threshold=0.0, recombine=0)), 9999)
     assert [[h.tokens for h in own] for own in found[0]] != [[h.tokens for h in own] for own in wide]
     assert_both_agree(backend.model, rows, [[]] * 16, asked)
 
@@ -129,7 +129,7 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -
     assert_both_agree(model, rows, [[]] * 16, asked)
 
     near, early, far, late = (
-        CudaGraphBackend(model, "cpu").search(rows, [[]] * 16, replace(asked, **pruning), 9999)
+        CudaGraphBackend(model, "cpu").search(SearchCall(rows, replace(asked, **pruning)), 9999)
         for pruning in (
             {}, {"beam_threshold": 0.0, "early_end": "on"}, {"beam_threshold": 0.0}, {"early_end": "off"},
         )
@@ -148,7 +148,7 @@ def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, 
     model = built(TRANSLATORS["paper"], VOCAB)
     backend = CudaGraphBackend(model, "cpu")
 
-    backend.search([[5] * 15 + [EOS]] * 9, [[]] * 9, SearchSettings(max_extra=3, **settings), 16 * 4 * beams)
+    backend.search(SearchCall([[5] * 15 + [EOS]] * 9, SearchSettings(max_extra=3, **settings)), 16 * 4 * beams)
 
     sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == ({(4, 16), (1, 16)} if beams == 3 else {(4, 16)})  # 9 = 4 + 4 + 1 sentences; 27 = 6 * 4 + 3
@@ -158,7 +158,7 @@ def test_the_longest_sentence_of_a_batch_counts_for_the_budget() -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     rows = [[5] * (length - 1) + [EOS] for length in (30, 3, 16, 60, 5, 16, 3, 9)]
 
-    backend.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3, **BATCHED), 64)
+    backend.search(SearchCall(rows, SearchSettings(beam=1, max_extra=3, **BATCHED)), 64)
 
     sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == {(1, 64), (2, 32), (4, 16), (1, 16)}
@@ -173,7 +173,7 @@ def test_greedy_search_distinguishes_tokens_whose_sums_are_equal() -> None:
         model.output.weight[6] = (1 - 2e-6) / 12  # type: ignore[index, operator]
     settings = SearchSettings(beam=1, min_length=150, max_extra=150)
 
-    (found,) = CudaGraphBackend(model, "cpu").search([[7, EOS]], [[]], settings, 100)
+    (found,) = CudaGraphBackend(model, "cpu").search(SearchCall([[7, EOS]], settings), 100)
 
     assert found[0].log_prob < -300 and found[0].tokens[:150] == [5] * 150
 
@@ -201,11 +201,11 @@ def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     rows, settings = sources(16), SearchSettings(beam=2, max_extra=3, **BATCHED)
     for part in (rows, rows[::-1], rows[2:14]):
         assert_all_same(
-            backend.search(part, [[]] * len(part), settings, 2000), plain.search(part, [[]] * len(part), settings, 2000)
+            backend.search(SearchCall(part, settings), 2000), plain.search(SearchCall(part, settings), 2000)
         )
     assert len(backend._idle) == 1
     for beam in range(1, 12):
-        backend.search(rows[:1], [[]], SearchSettings(beam=beam, max_extra=0, **BATCHED), 100)
+        backend.search(SearchCall(rows[:1], SearchSettings(beam=beam, max_extra=0, **BATCHED)), 100)
     assert len(backend._idle) == 8
 
 
@@ -215,12 +215,12 @@ def test_a_search_is_captured_when_it_occurs_again(monkeypatch: pytest.MonkeyPat
     backend, rows = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu"), sources(3)
     backend.captures = True
     settings = SearchSettings(beam=2, max_extra=3, **BATCHED)
-    wanted = TorchBackend(backend.model).search(rows, [[]] * 3, settings, 9999)
+    wanted = TorchBackend(backend.model).search(SearchCall(rows, settings), 9999)
     for is_captured in (False, True, True):
-        assert_all_same(backend.search(rows, [[]] * 3, settings, 9999), wanted)
+        assert_all_same(backend.search(SearchCall(rows, settings), 9999), wanted)
         assert [kept is not None for kept in backend._idle.values()] == [is_captured]
     for alpha in range(9):
-        backend.search(rows, [[]] * 3, SearchSettings(beam=2, max_extra=3, alpha=alpha, **BATCHED), 9999)
+        backend.search(SearchCall(rows, SearchSettings(beam=2, max_extra=3, alpha=alpha, **BATCHED)), 9999)
     assert list(backend._idle.values()) == [None] * 4
 
 
@@ -230,16 +230,16 @@ def test_searches_are_kept_in_a_quarter_of_the_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(backend, "_reserved", lambda: next(reserved))  # each search takes 30
     backend._room = 100
     for beam in range(1, 6):
-        backend.search(sources(1), [[]], SearchSettings(beam=beam, max_extra=0, **BATCHED), 100)
+        backend.search(SearchCall(sources(1), SearchSettings(beam=beam, max_extra=0, **BATCHED)), 100)
     assert [settings.beam for settings, _ in backend._idle] == [3, 4, 5] and backend._idle_bytes() == 90
     backend._room = 10
-    backend.search(sources(1), [[]], SearchSettings(beam=4, max_extra=0, **BATCHED), 100)
+    backend.search(SearchCall(sources(1), SearchSettings(beam=4, max_extra=0, **BATCHED)), 100)
     assert [settings.beam for settings, _ in backend._idle] == [4]
 
 
 def test_searches_are_dropped_if_another_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, idle = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu"), []
-    backend.search(sources(1), [[]], SearchSettings(beam=1, max_extra=0, **BATCHED), 100)
+    backend.search(SearchCall(sources(1), SearchSettings(beam=1, max_extra=0, **BATCHED)), 100)
     plain = StaticShapeSearch
 
     def short(*arguments: Any) -> StaticShapeSearch:
@@ -250,8 +250,8 @@ def test_searches_are_dropped_if_another_one_does_not_fit(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend.StaticShapeSearch", short)
     asked, rows = SearchSettings(beam=2, max_extra=3, **BATCHED), sources(3)
-    found = backend.search(rows, [[]] * 3, asked, 9999)
-    assert_all_same(found, TorchBackend(backend.model).search(rows, [[]] * 3, asked, 9999))
+    found = backend.search(SearchCall(rows, asked), 9999)
+    assert_all_same(found, TorchBackend(backend.model).search(SearchCall(rows, asked), 9999))
     assert idle == [1, 0] and len(backend._idle) == 1
 
 
@@ -293,7 +293,8 @@ def test_the_search_stops_soon_after_the_last_sentence_ends(monkeypatch: pytest.
         step(self)
 
     monkeypatch.setattr(StaticShapeSearch, "step", counted)
-    (found,) = CudaGraphBackend(model, "cpu").search([[5, EOS]], [[]], SearchSettings(sample=True, max_extra=400), 100)
+    call = SearchCall([[5, EOS]], SearchSettings(sample=True, max_extra=400))
+    (found,) = CudaGraphBackend(model, "cpu").search(call, 100)
     assert steps == -(-(len(found[0].tokens) + 1) // 8) * 8 < 402
 
 
@@ -305,12 +306,12 @@ def test_nan_is_reported_and_does_not_affect_the_next_search() -> None:
         kept = weight[7].clone()
         weight[7] = float("nan")
         with pytest.raises(DragomanError, match=r"not numbers \(NaN\)"):
-            backend.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100)
+            backend.search(SearchCall([[7, EOS], [8, EOS]], settings), 100)
         weight[7] = kept
     assert_both_agree(model, [[7, EOS], [8, EOS]], [[]] * 2, settings)
     assert_all_same(
-        backend.search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
-        TorchBackend(model).search([[7, EOS], [8, EOS]], [[]] * 2, settings, 100),
+        backend.search(SearchCall([[7, EOS], [8, EOS]], settings), 100),
+        TorchBackend(model).search(SearchCall([[7, EOS], [8, EOS]], settings), 100),
     )
 
 
@@ -331,25 +332,25 @@ def test_a_source_may_contain_padding_ids() -> None:
 def test_invalid_prefixes_are_refused(prefix: list[int]) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     with pytest.raises(UsageError, match=r"sentence 2: .* contains special ids"):
-        backend.search([[5, EOS]] * 2, [[], prefix], SearchSettings(), 100)
+        backend.search(SearchCall([[5, EOS]] * 2, SearchSettings(), [[], prefix]), 100)
 
 
 def test_a_cached_search_does_not_depend_on_the_modes_of_its_first_caller() -> None:
     model, rows, settings = built(TRANSLATORS["modern"], VOCAB).float(), sources(5), SearchSettings(max_extra=3)
-    wanted = TorchBackend(model).search(rows, [[]] * 5, settings, 300)
+    wanted = TorchBackend(model).search(SearchCall(rows, settings), 300)
     backend = CudaGraphBackend(model, "cpu")
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        assert_all_same(backend.search(rows, [[]] * 5, settings, 300), wanted)
-    assert_all_same(backend.search(rows, [[]] * 5, settings, 300), wanted)
+        assert_all_same(backend.search(SearchCall(rows, settings), 300), wanted)
+    assert_all_same(backend.search(SearchCall(rows, settings), 300), wanted)
 
 
 def test_threads_may_share_a_backend() -> None:
     model, settings = built(TRANSLATORS["paper"], VOCAB), SearchSettings(beam=2, max_extra=3)
     parts = [sources(8)[place : place + 2] for place in range(0, 8, 2)] * 3
-    wanted = [TorchBackend(model).search(part, [[]] * 2, settings, 300) for part in parts]
+    wanted = [TorchBackend(model).search(SearchCall(part, settings), 300) for part in parts]
     backend = CudaGraphBackend(model, "cpu")
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda part: backend.search(part, [[]] * 2, settings, 300), parts))
+        found = list(pool.map(lambda part: backend.search(SearchCall(part, settings), 300), parts))
     for got, own in zip(found, wanted, strict=True):
         assert_all_same(got, own)
 
@@ -372,9 +373,9 @@ def test_warmup_steps_do_not_change_the_result(kind: str, monkeypatch: pytest.Mo
 def test_position_tables_live_as_long_as_the_graph_that_reads_them() -> None:
     model = built(TRANSLATORS["paper"], VOCAB).float()
     backend, settings = CudaGraphBackend(model, "cpu"), SearchSettings(beam=1, max_extra=3)
-    backend.search([[5, EOS]], [[]], settings, 100)
+    backend.search(SearchCall([[5, EOS]], settings), 100)
     table = weakref.ref(model.decoder.positions.table)  # type: ignore[union-attr, arg-type]
-    backend.search([[5] * 300 + [EOS]], [[]], settings, 100)
+    backend.search(SearchCall([[5] * 300 + [EOS]], settings), 100)
     gc.collect()
     assert table() is not None and model.decoder.positions.table is not table()  # type: ignore[union-attr]
 
@@ -438,9 +439,9 @@ def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
     for part in (slice(0, 16), slice(16, None, -1), slice(0, 16)):
 
         def search(model: Model, part: slice = part) -> list[list[Hypothesis]]:
-            return TorchBackend(model).search(rows[part], begins[part], settings, 300)
+            return TorchBackend(model).search(SearchCall(rows[part], settings, begins[part]), 300)
 
-        found = backend.search(rows[part], begins[part], settings, 300)
+        found = backend.search(SearchCall(rows[part], settings, begins[part]), 300)
         assert_same_search(found, search, model, same_hypotheses_or_scores)
 
 
@@ -450,5 +451,5 @@ def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
 def test_cuda_graphs_run_in_float32_and_bfloat16(kind: str, dtype: torch.dtype) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")
     for _ in range(2):
-        found = backend.search(sources(16), [[]] * 16, SearchSettings(beam=3, max_extra=3), 300)
+        found = backend.search(SearchCall(sources(16), SearchSettings(beam=3, max_extra=3)), 300)
         assert len(found) == 16 and all(math.isfinite(own[0].score) for own in found)

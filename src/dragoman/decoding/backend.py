@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import not_
+from operator import itemgetter, not_
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dragoman.decoding.search_types import (
     Hypothesis,
     Ids,
     PartialHypothesis,
-    Phrases,
+    SearchCall,
     SearchSettings,
     TokenStream,
     before_end,
@@ -110,28 +110,28 @@ def answered(steps: Generator[Call, Answer, Result], answer: Callable[[Call], An
 
 
 def searches_with_retry(
-    call: Callable[[Sequence[int], SearchSettings], Call],
-    sources: Sequence[Ids],
-    settings: SearchSettings,
-    tokens: Callable[[Result], Ids],
-    is_empty: Callable[[Ids], bool] = not_,
-) -> Generator[Call, Sequence[Result], tuple[list[Result], list[Fault]]]:
-    """Search all sources, and search those a second time whose output is empty or repeats itself.
+    call: SearchCall, is_empty: Callable[[Ids], bool] = not_, best: Callable[[Any], Hypothesis] = itemgetter(0)
+) -> Generator[SearchCall, Sequence[Any], tuple[list[Any], list[Fault]]]:
+    """Search all sentences, and search those a second time whose output is empty or repeats itself.
 
-    The second result replaces the first one unless it has the same fault.  Yields what `call` returns for indices of
-    `sources` and settings, and is sent one result per index (see `answered`); returns one result per source, and the
-    faults of the first results.  sources: token ids, end of sentence included.  tokens: returns the best target of a
-    result.  is_empty: returns whether a target has no text.
+    The second result replaces the first one unless it has the same fault.  Yields calls, and is sent one result per
+    sentence (see `answered`); returns one result per sentence, and the faults of the first results.  is_empty: returns
+    whether a target has no text.  best: returns the best hypothesis of a result.
     """
-    results = list((yield call(range(len(sources)), settings)))
-    faults = [fault_of(ids, tokens(result), is_empty) for ids, result in zip(sources, results, strict=True)]
+    results = list((yield call))
+
+    def fault_at(index: int, result: Any) -> Fault:
+        return fault_of(call.sources[index], best(result).tokens, is_empty)
+
+    faults = [fault_at(index, result) for index, result in enumerate(results)]
     again: dict[SearchSettings, list[int]] = {}
     for index, fault in enumerate(faults):
-        if fault and (second := retry_settings(settings, fault, len(tokens(results[index])))) is not None:
+        length = len(best(results[index]).tokens)
+        if fault and (second := retry_settings(call.settings, fault, length)) is not None:
             again.setdefault(second, []).append(index)
     for second, indices in again.items():
-        for index, result in zip(indices, (yield call(indices, second)), strict=True):
-            if fault_of(sources[index], tokens(result), is_empty) != faults[index]:
+        for index, result in zip(indices, (yield replace(call.of(indices), settings=second)), strict=True):
+            if fault_at(index, result) != faults[index]:
                 results[index] = result
     return results, faults
 
@@ -212,75 +212,57 @@ class DecodingBackend(ABC):
     def description(self) -> str:
         """The backend, its precision and device, and why a faster one is not used."""
 
-    def search(
-        self,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
-        batch_tokens: int | None,
-        phrases: Sequence[Phrases | None] | None = None,
-    ) -> list[list[Hypothesis]]:
+    def search(self, call: SearchCall, batch_tokens: int | None = None) -> list[list[Hypothesis]]:
         """Return `settings.nbest` hypotheses per source, best first.
 
-        sources: ids with the end of sentence.  prefixes: ids that each target must start with.  batch_tokens: maximum
-        of padded source tokens times rows in a batch; None = as the backend chooses.  phrases: of each target, None =
-        none; the length limits are extended by their tokens.  Raises UsageError for phrases together with sampling.
+        batch_tokens: maximum of padded source tokens times rows in a batch; None = as the backend chooses.  Raises
+        UsageError for phrases together with sampling.
         """
-        phrases = phrases or [None] * len(sources)
-        if sources and not any(phrases):
-            longest = settings.limit(max(map(len, sources)), max(map(len, prefixes)))
+        if call.sources and not any(call.phrases):
+            longest = call.settings.limit(max(map(len, call.sources)), max(map(len, call.prefixes)))
             if longest <= self.max_length:
-                return self._search(sources, prefixes, settings, batch_tokens)
-        if settings.sample and any(phrases):
+                return self._search(call, batch_tokens)
+        if call.settings.sample and any(call.phrases):
             raise UsageError("phrases require beam search; use sample = False")
         groups: dict[tuple[bool, bool], list[int]] = {}
-        for i, (src, prefix, own) in enumerate(zip(sources, prefixes, phrases, strict=True)):
-            supported = target_limit(settings, src, prefix, own) <= self.max_length
-            groups.setdefault((supported, own is not None), []).append(i)
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for i, limit in enumerate(call.limits):
+            groups.setdefault((limit <= self.max_length, call.phrases[i] is not None), []).append(i)
+        found: list[list[Hypothesis]] = [[] for _ in call.sources]
         for (supported, constrained), indices in groups.items():
-            backend = self if supported else self.fallback()
-            selected = [sources[i] for i in indices], [prefixes[i] for i in indices]
-            if constrained:
-                own_phrases = [own for i in indices if (own := phrases[i]) is not None]
-                results = backend._search_phrases(*selected, settings, own_phrases)
-            else:
-                results = backend._search(*selected, settings, batch_tokens)
+            backend, own = self if supported else self.fallback(), call.of(indices)
+            results = backend._search_phrases(own) if constrained else backend._search(own, batch_tokens)
             for index, hypotheses in zip(indices, results, strict=True):
                 found[index] = hypotheses
         return found
 
-    def _search_phrases(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, phrases: Sequence[Phrases]
-    ) -> list[list[Hypothesis]]:
+    def _search_phrases(self, call: SearchCall) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens that all have phrases, one after the other."""
         from dragoman.decoding.pytorch.constrained import constrained_search
         from dragoman.decoding.pytorch.search import padded
         from dragoman.decoding.pytorch.stepper import SearchRequest, with_shortlist
 
         found = []
-        for source, prefix, own in zip(sources, prefixes, phrases, strict=True):
-            kept = [*prefix, *(token for ids in own.ids for token in ids)]
-            stepper = with_shortlist(self.shortlist, self.stepper(), [source], [kept])
-            request = SearchRequest.build(*padded([source], self.device), settings, [prefix])
-            request = replace(request, limits=[target_limit(settings, source, prefix, own)])
-            found.append(constrained_search(stepper, request, own))
+        for one in (call.of([i]) for i in range(len(call.sources))):
+            stepper = with_shortlist(self.shortlist, self.stepper(), one.sources, one.required)
+            request = SearchRequest.build(*padded(one.sources, self.device), one.settings, one.prefixes)
+            request = replace(request, limits=one.limits)
+            (phrases,) = one.phrases
+            assert phrases is not None
+            found.append(constrained_search(stepper, request, phrases))
         return found
 
-    def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
-    ) -> list[list[Hypothesis]]:
+    def _search(self, call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens, in batches of sources of similar length."""
         from dragoman.decoding.pytorch.search import generate, padded
         from dragoman.decoding.pytorch.stepper import with_shortlist
 
-        stepper, width = self.stepper(), settings.nbest if settings.sample else settings.beam
-        found: list[list[Hypothesis]] = [[] for _ in sources]
-        for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens or BATCH_TOKENS):
-            batch_sources, batch_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
-            restricted = with_shortlist(self.shortlist, stepper, batch_sources, batch_prefixes)
-            src, mask = padded(batch_sources, self.device)
-            hypotheses = generate(restricted, src, mask, settings, batch_prefixes)
+        stepper, width = self.stepper(), call.settings.nbest if call.settings.sample else call.settings.beam
+        found: list[list[Hypothesis]] = [[] for _ in call.sources]
+        sizes = [max(1, len(source)) * width for source in call.sources]
+        for batch in batches_within(sizes, batch_tokens or BATCH_TOKENS):
+            own = call.of(batch)
+            restricted = with_shortlist(self.shortlist, stepper, own.sources, own.prefixes)
+            hypotheses = generate(restricted, *padded(own.sources, self.device), own.settings, own.prefixes)
             for index, row in zip(batch, hypotheses, strict=True):
                 found[index] = row
         return found
@@ -321,11 +303,6 @@ class DecodingBackend(ABC):
     @abstractmethod
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
         """Return the natural log-probability of each target token, for pairs as in `align`."""
-
-
-def target_limit(settings: SearchSettings, source: Ids, prefix: Ids, phrases: Phrases | None) -> int:
-    """Return the maximum target length, with its end: that of the settings, and room for all phrases."""
-    return settings.limit(len(source), len(prefix)) + (phrases.total if phrases else 0)
 
 
 def batches_within(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -243,6 +243,41 @@ class PhraseProgress:
 Ids = Sequence[int]
 
 
+@dataclass(frozen=True)
+class SearchCall:
+    """Sentences to search.
+
+    sources: ids with the end of sentence.  prefixes: ids that each target must start with; () = none.  phrases: of each
+    target, None = none; () = none of any.
+    """
+
+    sources: Sequence[Ids]
+    settings: SearchSettings
+    prefixes: Sequence[Ids] = ()
+    phrases: Sequence[Phrases | None] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefixes", self.prefixes or [()] * len(self.sources))
+        object.__setattr__(self, "phrases", self.phrases or [None] * len(self.sources))
+
+    @property
+    def limits(self) -> list[int]:
+        """The maximum length of each target, with its end: that of the settings, and room for its phrases."""
+        rows = zip(self.sources, self.prefixes, self.phrases, strict=True)
+        return [self.settings.limit(len(src), len(prefix)) + (own.total if own else 0) for src, prefix, own in rows]
+
+    @property
+    def required(self) -> list[list[int]]:
+        """The tokens of each target that a shortlist must contain: those of its prefix and its phrases."""
+        rows = zip(self.prefixes, self.phrases, strict=True)
+        return [[*prefix, *(token for ids in (own.ids if own else ()) for token in ids)] for prefix, own in rows]
+
+    def of(self, indices: Sequence[int]) -> SearchCall:
+        """Return the call for the sentences with these indices."""
+        sources, prefixes = ([column[i] for i in indices] for column in (self.sources, self.prefixes))
+        return SearchCall(sources, self.settings, prefixes, [self.phrases[i] for i in indices])
+
+
 @dataclass(slots=True)
 class Hypothesis:
     """A complete target.

@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.dialogues import Prompt, Turn, TurnIds, encode_turns, prompt_ids, split_turns
-from dragoman.decoding.search_types import Hypothesis, SearchSettings, TokenStream
+from dragoman.decoding.search_types import Hypothesis, SearchCall, SearchSettings, TokenStream
 from dragoman.errors import ModelFolderError, UsageError, nearest
 from dragoman.io.reading import COPY_AGAIN
 from dragoman.pipelines.pipeline import Pipeline, check_sequence, check_text, stream_windows
@@ -129,7 +129,7 @@ class TextGenerator(Pipeline):
 
     def _generate(self, prompts: list[str], settings: SearchSettings) -> list[Continuation]:
         prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in prompts]
-        results = self.backend.search([[]] * len(prompts), prefixes, settings, _PROMPTS_PER_BATCH)
+        results = self.backend.search(SearchCall([[]] * len(prompts), settings, prefixes), _PROMPTS_PER_BATCH)
         return list(map(self.continuation, prompts, prefixes, [nbest[0] for nbest in results]))
 
     def score(self, texts: Iterable[str]) -> list[TextScore]:
@@ -347,7 +347,7 @@ class Chat(Pipeline):
 
     def _generate(self, prompts: Sequence[tuple[str, Prompt]], settings: SearchSettings) -> list[Reply]:
         prefixes = [prompt.ids for _, prompt in prompts]
-        results = self.backend.search([[]] * len(prompts), prefixes, settings, _PROMPTS_PER_BATCH)
+        results = self.backend.search(SearchCall([[]] * len(prompts), settings, prefixes), _PROMPTS_PER_BATCH)
         return [self._reply(*prompt, nbest[0]) for prompt, nbest in zip(prompts, results, strict=True)]
 
     def _reply(self, role: str, prompt: Prompt, found: Hypothesis) -> Reply:

@@ -21,7 +21,7 @@ from dragoman.data.sentences import join_parts
 from dragoman.data.spans import may_have_spans, span_texts
 from dragoman.data.words import words_of_line
 from dragoman.decoding.backend import Fault
-from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
+from dragoman.decoding.search_types import Hypothesis, Ids, before_end
 from dragoman.errors import UsageError
 from dragoman.extras import Displayed
 from dragoman.pipelines.glossary import Term
@@ -39,6 +39,8 @@ Prefix = str | Sequence[str] | None
 """Beginning of the translations: one text for all lines, or one per line."""
 Languages = tuple[str | None, str | None]
 """Codes of source and target language, None for those of the model."""
+Splitting = tuple[bool | None, Languages, re.Pattern[str] | None]
+"""The arguments of `Translator.split_lines` after the texts."""
 
 
 @dataclass(slots=True)
@@ -198,20 +200,10 @@ class Translation(Displayed):
 
 @dataclass(frozen=True)
 class SplitCall:
-    """The arguments of `Translator.split_lines`.  options: those after the texts; equal ones may be joined."""
+    """The arguments of `Translator.split_lines`; texts with equal options may be joined."""
 
     pairs: list[tuple[str, str]]
-    options: tuple[bool | None, Languages, re.Pattern[str] | None]
-
-
-@dataclass(frozen=True)
-class SearchCall:
-    """The arguments of `DecodingBackend.search`."""
-
-    sources: list[list[int]]
-    prefixes: Sequence[Ids]
-    settings: SearchSettings
-    phrases: list[Phrases | None] | None = None
+    options: Splitting
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dragoman.data.readers.trees import Tree, delinearize, penn_word
-from dragoman.decoding.search_types import SearchSettings
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.pipelines.pipeline import Pipeline, stream_windows, words_of
 
 _BATCH_TOKENS = 4000
@@ -55,5 +55,5 @@ class Parser(Pipeline):
 
     def _predict(self, sentences: Sequence[Sequence[str]], settings: SearchSettings) -> list[str]:
         sources = [self.tokenizer.encode_source(" ".join(words)) for words in sentences]
-        results = self.backend.search(sources, [[]] * len(sources), settings, _BATCH_TOKENS)
+        results = self.backend.search(SearchCall(sources, settings), _BATCH_TOKENS)
         return [self.tokenizer.decode_target(nbest[0].tokens) for nbest in results]

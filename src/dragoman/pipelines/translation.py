@@ -26,13 +26,12 @@ from dragoman.data.spans import (
 )
 from dragoman.decoding.backend import (
     BATCH_TOKENS,
-    Fault,
     StreamWithRetry,
     answered,
     has_unusual_length,
     searches_with_retry,
 )
-from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
+from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchCall, SearchSettings, before_end
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.glossary import Glossary, applied
 from dragoman.pipelines.lines import (
@@ -45,10 +44,10 @@ from dragoman.pipelines.lines import (
     Prefix,
     QualityCheck,
     Results,
-    SearchCall,
     Sentence,
     SplitCall,
     SplitLine,
+    Splitting,
     TargetScore,
     Translation,
     clean,
@@ -455,14 +454,9 @@ class Translator(Pipeline):
         *,
         batch_tokens: int | None = None,
         prefix: Prefix = None,
-        split: bool | None = None,
-        glossary: Glossary | Mapping[str, str] | None = None,
-        protect: Iterable[str] | None = None,
-        source_language: str | None = None,
-        target_language: str | None = None,
         window: int = 2000,
         overlap: bool = False,
-        **overrides: Any,
+        **options: Any,
     ) -> Iterator[Translation]:
         """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order.
 
@@ -471,21 +465,17 @@ class Translator(Pipeline):
         """
         check_sequence(lines)
         check_positive(batch_tokens=1 if batch_tokens is None else batch_tokens)
-        check_flag(split=split)
-        settings = SearchSettings.of(self.settings, **overrides)
-        terms = None if glossary is None else Glossary.of(glossary)
-        languages, patterns = self._check_languages(source_language, target_language), self._patterns(protect)
+        settings, terms, splitting = self._request(**options)
 
         def answer(call: SearchCall | AlignCall) -> Any:
             if isinstance(call, AlignCall):
                 return self.attention(call, batch_tokens)
-            phrases = {} if call.phrases is None else {"phrases": call.phrases}
-            return self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
+            return self.backend.search(call, batch_tokens)
 
         def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
             with _collector_paused():
-                split_lines = self.split_lines(pairs, split, languages, patterns)
-            answered(self.part_searches(searched_parts(split_lines), settings, terms, patterns), answer)
+                split_lines = self.split_lines(pairs, *splitting)
+            answered(self.part_searches(searched_parts(split_lines), settings, terms, splitting[-1]), answer)
             with _collector_paused():
                 return [self.join(line, settings.nbest) for line in split_lines]
 
@@ -497,6 +487,21 @@ class Translator(Pipeline):
             lambda pair: len(pair[0]),
             overlap,
         )
+
+    def _request(
+        self,
+        split: bool | None = None,
+        glossary: Glossary | Mapping[str, str] | None = None,
+        protect: Iterable[str] | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        **overrides: Any,
+    ) -> tuple[SearchSettings, Glossary | None, Splitting]:
+        """Check arguments of `translate`; return them as `part_searches` and `split_lines` take them."""
+        check_flag(split=split)
+        settings = SearchSettings.of(self.settings, **overrides)
+        languages = self._check_languages(source_language, target_language)
+        return settings, Glossary.of(glossary), (split, languages, self._patterns(protect))
 
     def attention(self, call: AlignCall, batch_tokens: int | None = None) -> list[NDArray[np.float32]] | None:
         """Return the cross-attention of each pair, None if the model has none."""
@@ -529,7 +534,7 @@ class Translator(Pipeline):
         def answer(call: SearchCall | AlignCall) -> Any:
             if isinstance(call, AlignCall):
                 return self.attention(call)
-            return self.backend.search(call.sources, call.prefixes, call.settings, None)
+            return self.backend.search(call)
 
         targets: list[str] = []
         for part in line.parts:
@@ -610,17 +615,7 @@ class Translator(Pipeline):
         return pairs
 
     def searches(
-        self,
-        texts: Iterable[str],
-        *,
-        prefix: Prefix = None,
-        split: bool | None = None,
-        glossary: Glossary | Mapping[str, str] | None = None,
-        protect: Iterable[str] | None = None,
-        source_language: str | None = None,
-        target_language: str | None = None,
-        details: bool = True,
-        **overrides: Any,
+        self, texts: Iterable[str], *, prefix: Prefix = None, details: bool = True, **options: Any
     ) -> Generator[Any, Any, list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
 
@@ -629,17 +624,14 @@ class Translator(Pipeline):
         sent what `attention` returns.  details: False = without tokens and flags, which take time.  Raises UsageError.
         """
         check_sequence(texts)
-        check_flag(split=split)
-        settings = SearchSettings.of(self.settings, **overrides)
-        terms = None if glossary is None else Glossary.of(glossary)
+        settings, terms, splitting = self._request(**options)
         pairs = list(with_prefixes(texts, prefix))
         for number, (text, _) in enumerate(pairs, start=1):
             check_text(text, f"text {number}", allow_surrogates=True)
-        languages, patterns = self._check_languages(source_language, target_language), self._patterns(protect)
 
         def steps() -> Generator[Any, Any, list[Translation]]:
-            lines = yield SplitCall(pairs, (split, languages, patterns))
-            yield from self.part_searches(searched_parts(lines), settings, terms, patterns)
+            lines = yield SplitCall(pairs, splitting)
+            yield from self.part_searches(searched_parts(lines), settings, terms, splitting[-1])
             return [self.join(line, settings.nbest, details) for line in lines]
 
         return steps()
@@ -708,7 +700,7 @@ class Translator(Pipeline):
             examples, tokenizer = [SPAN_KINDS[kind].examples[0] for kind in new], self._any_direction
             prefix = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
             sources = [tokenizer.encode_source(example) for example in examples]
-            found = yield SearchCall(sources, [prefix] * len(new), SearchSettings(beam=1))
+            found = yield SearchCall(sources, SearchSettings(beam=1), [prefix] * len(new))
             texts = [self._decode(nbest[0].tokens).strip() for nbest in found]
             self._copies |= {kind: text == one for kind, text, one in zip(new, texts, examples, strict=True)}
         for part, mask in visible:
@@ -718,20 +710,13 @@ class Translator(Pipeline):
     def _search(
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None
     ) -> Generator[SearchCall, list[list[Hypothesis]], None]:
-        phrases: list[Phrases | None] = [None] * len(parts)
+        phrases: list[Phrases | None] = []
         if glossary is not None:
-            for i, part in enumerate(parts):
+            for part in parts:
                 part.terms = glossary.entries_in(part.mask.text if part.mask else part.seen)
-                phrases[i] = glossary.phrases(part.terms, self._any_direction)
-
-        def call(indices: Sequence[int], settings: SearchSettings) -> SearchCall:
-            own = [phrases[i] for i in indices] if any(phrases) else None
-            return SearchCall([parts[i].ids for i in indices], [parts[i].prefix for i in indices], settings, own)
-
-        ids = [part.ids for part in parts]
-        results: tuple[list[list[Hypothesis]], list[Fault]] = yield from searches_with_retry(
-            call, ids, settings, lambda nbest: nbest[0].tokens, self.has_no_text
-        )
+                phrases.append(glossary.phrases(part.terms, self._any_direction))
+        call = SearchCall([part.ids for part in parts], settings, [part.prefix for part in parts], phrases)
+        results = yield from searches_with_retry(call, self.has_no_text)
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
         if len(parts) > 1 and isinstance(self.tokenizer, Tokenizer):

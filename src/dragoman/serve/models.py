@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.search_types import SearchSettings
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.lines import SearchCall, SplitCall, Translation
+from dragoman.pipelines.lines import SplitCall, Translation
 from dragoman.pipelines.protection import AlignCall
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Ticket
@@ -582,7 +582,7 @@ class Direction(Slot):
         """Queue the sentences of a call, ranked by the ticket of their request."""
         ranks = ticket.ranks(call.sources)
         self.service.total_rate = ticket.admission.total_rate
-        return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
+        return self.service.submit(call, ranks)
 
 
 @dataclass(eq=False, slots=True)

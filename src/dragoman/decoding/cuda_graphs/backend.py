@@ -24,7 +24,7 @@ from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import uniforms
 from dragoman.decoding.pytorch.stepper import check_prefixes
-from dragoman.decoding.search_types import Hypothesis, Ids, Pruning, SearchSettings, best
+from dragoman.decoding.search_types import Hypothesis, Ids, Pruning, SearchCall, SearchSettings, best
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.transformer import DecoderOnly, Transformer
 from dragoman.nn.attention import SelfAttention
@@ -133,20 +133,18 @@ class CudaGraphBackend(TorchBackend):
         backend.shortlist = self.shortlist
         return backend
 
-    def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
-    ) -> list[list[Hypothesis]]:
-        check_prefixes(prefixes)
-        longest = self.longest_in_slots(settings)
-        lengths = [(len(source), len(prefix)) for source, prefix in zip(sources, prefixes, strict=True)]
-        if all(0 < own[0] <= longest and settings.limit(*own) <= longest for own in lengths):
-            return self._search_slots(sources, prefixes, settings, batch_tokens)
-        found: list[list[Hypothesis]] = [[] for _ in sources]
+    def _search(self, call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
+        check_prefixes(call.prefixes)
+        settings, longest = call.settings, self.longest_in_slots(call.settings)
+        lengths = zip(map(len, call.sources), call.limits, strict=True)
+        if all(0 < length <= longest and limit <= longest for length, limit in lengths):
+            return self._search_slots(call, batch_tokens)
+        found: list[list[Hypothesis]] = [[] for _ in call.sources]
         # Each sample is searched as a sentence of its own.
-        samples = settings.nbest if settings.sample else 1
-        items = [(index, sample) for index in range(len(sources)) for sample in range(samples)]
-        for batch, count in _batches(items, sources, 1 if settings.sample else settings.beam, batch_tokens or _BATCH):
-            results = self._batch(batch, count, sources, prefixes, settings)
+        samples, beams = (settings.nbest, 1) if settings.sample else (1, settings.beam)
+        items = [(index, sample) for index in range(len(call.sources)) for sample in range(samples)]
+        for batch, count in _batches(items, call.sources, beams, batch_tokens or _BATCH):
+            results = self._batch(batch, count, call.of([index for index, _ in batch]))
             for (index, _), hypotheses in zip(batch, results, strict=True):
                 found[index] += hypotheses
         return [best(hypotheses, settings.nbest) for hypotheses in found]
@@ -166,10 +164,9 @@ class CudaGraphBackend(TorchBackend):
             return 0
         return min(self.max_length, SLOT_SIZES[-1])
 
-    def _search_slots(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
-    ) -> list[list[Hypothesis]]:
-        sentences = [Sentence(src, prefix, settings) for src, prefix in zip(sources, prefixes, strict=True)]
+    def _search_slots(self, call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
+        settings = call.settings
+        sentences = [Sentence(src, prefix, settings) for src, prefix in zip(call.sources, call.prefixes, strict=True)]
         groups: dict[int, list[Sentence]] = {}
         for sentence in sentences:
             longest = max(sentence.limit, len(sentence.source))
@@ -229,17 +226,9 @@ class CudaGraphBackend(TorchBackend):
         fitting = max(1, int((free + reserved) * 0.5 + given_back) // each)
         return 1 << (fitting.bit_length() - 1)
 
-    def _batch(
-        self,
-        batch: Sequence[Sample],
-        count: int,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
-    ) -> list[list[Hypothesis]]:
-        """Search the samples of a batch, with shapes for `count` of them."""
-        src, forced = [sources[i] for i, _ in batch], [prefixes[i] for i, _ in batch]
-        limits = [settings.limit(len(ids), len(prefix)) for ids, prefix in zip(src, forced, strict=True)]
+    def _batch(self, batch: Sequence[Sample], count: int, call: SearchCall) -> list[list[Hypothesis]]:
+        """Search the samples of a batch, with shapes for `count` of them.  call: of their sentences."""
+        src, forced, settings, limits = call.sources, call.prefixes, call.settings, call.limits
         longest = int(min(_round_up(max(map(len, src))), self.max_length))
         capacity = int(min(_round_up(max(*limits, settings.limit(longest))), self.max_length))
         sizes = Sizes(count, longest, capacity, any(forced))
@@ -247,7 +236,7 @@ class CudaGraphBackend(TorchBackend):
         if self.captures and not settings.sample and key not in self._idle:
             # Such as second searches, most of which have other sizes: capturing takes longer than searching once.
             self._keep(key, None)
-            return super()._search(src, forced, settings, None)
+            return super()._search(call, None)
         numbers = None
         if settings.sample:
             numbers = np.zeros((len(batch), capacity))

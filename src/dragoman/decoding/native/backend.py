@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend, target_limit
+from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, TokenStream
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchCall, SearchSettings, TokenStream
 from dragoman.extras import needs_torch
 
 if TYPE_CHECKING:
@@ -74,47 +74,29 @@ class NativeBackend(DecodingBackend):
             )
         return backend
 
-    def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
-    ) -> list[list[Hypothesis]]:
-        if settings.sample:
+    def _search(self, call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
+        if call.settings.sample:
             with needs_torch("sampling"):
-                return super()._search(sources, prefixes, settings, batch_tokens)
-        arguments = self.search_arguments(sources, prefixes, settings, [None] * len(sources))
-        return self.engine.search(
-            sources, settings=settings, threads=self.threads, source_tokens=batch_tokens or BATCH_TOKENS, **arguments
-        )
+                return super()._search(call, batch_tokens)
+        tokens = batch_tokens or BATCH_TOKENS
+        return self.engine.search(threads=self.threads, source_tokens=tokens, **self.search_arguments(call))
 
-    def _search_phrases(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, phrases: Sequence[Phrases]
-    ) -> list[list[Hypothesis]]:
-        arguments = self.search_arguments(sources, prefixes, settings, phrases)
-        return self.engine.search(sources, settings=settings, threads=self.threads, **arguments)
+    def _search_phrases(self, call: SearchCall) -> list[list[Hypothesis]]:
+        return self.engine.search(threads=self.threads, **self.search_arguments(call))
 
     def stream(self, source: Ids, prefix: Ids, settings: SearchSettings) -> TokenStream:
         with needs_torch("translating or generating step by step"):
             return super().stream(source, prefix, settings)
 
-    def search_arguments(
-        self,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
-        phrases: Sequence[Phrases | None],
-    ) -> dict[str, Any]:
-        """Return the limits, prefixes, shortlists and phrases of a search, as arguments of `Engine`."""
-        rows = list(zip(sources, prefixes, phrases, strict=True))
+    def search_arguments(self, call: SearchCall) -> dict[str, Any]:
+        """Return the arguments of `Engine` for a search."""
         shortlists = None
         if self.shortlist is not None:
-            wanted = [[token for ids in (own.ids if own else ()) for token in ids] for own in phrases]
-            required = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, wanted, strict=True)]
-            shortlists = self.engine.shortlists(self.shortlist, sources, required)
+            shortlists = self.engine.shortlists(self.shortlist, call.sources, call.required)
         return {
-            "limits": [target_limit(settings, *row) for row in rows],
-            "prefixes": prefixes,
-            "shortlists": shortlists,
-            "phrases": phrases if any(phrases) else None,
-        }
+            "sources": call.sources, "limits": call.limits, "settings": call.settings, "prefixes": call.prefixes,
+            "shortlists": shortlists, "phrases": call.phrases if any(call.phrases) else None,
+        }  # fmt: skip
 
     def stepper(self) -> EngineStepper:
         from dragoman.decoding.native.stepper import EngineStepper  # imports torch, which beam search does not need

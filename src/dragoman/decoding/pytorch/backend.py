@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dragoman.decoding.backend import DecodingBackend, batches_within
 from dragoman.decoding.pytorch.search import padded
 from dragoman.decoding.pytorch.stepper import EnsembleStepper, ModelStepper
-from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchCall
 from dragoman.device import resolve_device
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model, evaluating
@@ -46,11 +46,9 @@ class TorchBackend(DecodingBackend):
     def stepper(self) -> ModelStepper:
         return ModelStepper(self.model.eval())
 
-    def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
-    ) -> list[list[Hypothesis]]:
+    def _search(self, call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
         with evaluating(self.model):
-            return super()._search(sources, prefixes, settings, batch_tokens)
+            return super()._search(call, batch_tokens)
 
     def align(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[NDArray[np.float32]]:
         if not any(name.endswith(_CROSS_ATTENTION) for name in tap_names(self.model)):

@@ -26,7 +26,7 @@ from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
 from dragoman.decoding.backend import answered, has_unusual_length, searches_with_retry
-from dragoman.decoding.search_types import Hypothesis, Pruning, SearchSettings, before_end
+from dragoman.decoding.search_types import Hypothesis, Pruning, SearchCall, SearchSettings, before_end
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
 from dragoman.io.lines import clip
@@ -155,8 +155,8 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
         return _decoder_case("translation", vocabulary, text, (ids, targets), forced=True)
     src = torch.tensor([ids], device=network.device)
     settings = _settings(config, beam)
-    steps: Any = searches_with_retry(lambda *call: call, [ids], settings, lambda result: result[0][0].tokens)
-    ((found, tree),), (fault,) = answered(steps, lambda call: [search_tree(network, src, call[1], start)])
+    steps = searches_with_retry(SearchCall([ids], settings, [start]), best=lambda result: result[0][0])
+    ((found, tree),), (fault,) = answered(steps, lambda call: [search_tree(network, src, call.settings, start)])
     several = isinstance(config.data, ParallelData) and len(split_sentences(text, config.data.source_language)) > 1
     flags = {
         "sentences": several, "truncated": found[0].truncated, "empty": fault == "empty",

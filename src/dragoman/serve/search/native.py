@@ -15,7 +15,7 @@ from typing import Any
 
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import ERROR_SIZE, raise_for_status
-from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings
+from dragoman.decoding.search_types import Hypothesis, SearchCall
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve.search.service import BatchedSearchService, Search, SearchService
 
@@ -78,30 +78,23 @@ class NativeSearchService(SearchService):
             loop.add_reader(self._descriptor, self._read)
             self._functions.dragoman_service_notify(self._service, self._descriptor)
 
-    def submit(
-        self,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
-        ranks: Sequence[float] | None = None,
-        phrases: Sequence[Phrases | None] | None = None,
-    ) -> Search:
-        arguments = self._backend.search_arguments(sources, prefixes, settings, phrases or [None] * len(sources))
+    def submit(self, call: SearchCall, ranks: Sequence[float] | None = None) -> Search:
+        sources, arguments = call.sources, self._backend.search_arguments(call)
         if (
-            settings.sample
-            or settings.beam > self._limits.rows
+            call.settings.sample
+            or call.settings.beam > self._limits.rows
             or max(map(len, sources), default=0) > self._limits.source_length
             or max(arguments["limits"], default=0) > self._limits.target_length
         ):
             with self._lock:
                 self._others = self._others or BatchedSearchService(self._backend)
                 self._others.total_rate = self.total_rate
-            return self._others.submit(sources, prefixes, settings, ranks, phrases)
+            return self._others.submit(call, ranks)
         search = Search(len(sources))
         if not sources:
             search.future.set_result([])
             return search
-        request = self._engine.request(sources, settings=settings, **arguments)
+        request = self._engine.request(**arguments)
         order = array("d", ranks or [0.0] * len(sources))
         if len(order) != len(sources):
             raise UsageError(f"{len(order)} ranks for {len(sources)} sentences; give one per sentence")

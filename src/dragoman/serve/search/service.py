@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
-from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings
+from dragoman.decoding.search_types import Hypothesis, SearchCall, SearchSettings
 
 
 @dataclass
@@ -50,18 +50,11 @@ class SearchService(ABC):
     total_rate: float = 0.0
 
     @abstractmethod
-    def submit(
-        self,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
-        ranks: Sequence[float] | None = None,
-        phrases: Sequence[Phrases | None] | None = None,
-    ) -> Search:
+    def submit(self, call: SearchCall, ranks: Sequence[float] | None = None) -> Search:
         """Queue sentences.
 
-        sources, prefixes, phrases: as for `DecodingBackend.search`.  ranks: one per sentence, at least 0 (default),
-        relative to the rank that new sentences have at this time (see `total_rate`).  Sentences are admitted by
+        ranks: one per sentence, at least 0 (default), relative to the rank that new sentences have at this time (see
+        `total_rate`).  Sentences are admitted by
         ascending rank, equal ranks in the order of submission: with the numbers of tokens before each sentence of a
         request as ranks, short requests do not wait for long ones (start-time fair queueing, Goyal et al. 1996).
         Raises UsageError for an invalid request.
@@ -106,18 +99,10 @@ class BatchedSearchService(SearchService):
         self._thread = threading.Thread(target=self._run, name="dragoman-search", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids],
-        settings: SearchSettings,
-        ranks: Sequence[float] | None = None,
-        phrases: Sequence[Phrases | None] | None = None,
-    ) -> Search:
-        search = Search(len(sources))
+    def submit(self, call: SearchCall, ranks: Sequence[float] | None = None) -> Search:
+        search = Search(len(call.sources))
         rank = self._virtual_time + (min(ranks) if ranks else 0.0)
-        waiting = Waiting(search, sources, prefixes, settings, phrases or [None] * len(sources))
-        self._arrived.put((rank, next(self._numbers), waiting))
+        self._arrived.put((rank, next(self._numbers), Waiting(search, call)))
         return search
 
     def cancel(self, search: Search) -> None:
@@ -142,14 +127,14 @@ class BatchedSearchService(SearchService):
         while True:
             batch, tokens = [self._next()], 0
             while batch[-1] is not None:
-                tokens += batch[-1].settings.beam * sum(map(len, batch[-1].sources))
+                tokens += batch[-1].call.settings.beam * sum(map(len, batch[-1].call.sources))
                 if tokens >= 4 * self._batch_tokens or self._is_empty():
                     break
                 batch.append(self._next())
             groups: dict[SearchSettings, list[Waiting]] = {}
             for waiting in batch:
                 if waiting is not None and waiting.search.future.set_running_or_notify_cancel():
-                    groups.setdefault(waiting.settings, []).append(waiting)
+                    groups.setdefault(waiting.call.settings, []).append(waiting)
             for settings, group in groups.items():
                 self._search(group, settings)
             if batch[-1] is None:
@@ -161,17 +146,18 @@ class BatchedSearchService(SearchService):
         rank, _, waiting = heapq.heappop(self._queue)
         self._virtual_time = max(self._virtual_time, rank)
         if waiting is not None and self.total_rate > 0:
-            self._virtual_time += sum(map(len, waiting.sources)) / self.total_rate
+            self._virtual_time += sum(map(len, waiting.call.sources)) / self.total_rate
         return waiting
 
     def _search(self, group: Sequence[Waiting], settings: SearchSettings) -> None:
-        sources = [ids for waiting in group for ids in waiting.sources]
-        prefixes = [ids for waiting in group for ids in waiting.prefixes]
-        phrases = [own for waiting in group for own in waiting.phrases]
+        calls = [waiting.call for waiting in group]
+        sources = [ids for call in calls for ids in call.sources]
+        prefixes = [ids for call in calls for ids in call.prefixes]
+        phrases = [own for call in calls for own in call.phrases]
         rows = settings.beam * len(sources)
         begun, self._active = time.monotonic(), rows
         try:
-            found = self._backend.search(sources, prefixes, settings, self._batch_tokens, phrases)
+            found = self._backend.search(SearchCall(sources, settings, prefixes, phrases), self._batch_tokens)
         except Exception as error:
             for waiting in group:
                 waiting.search.future.set_exception(error)
@@ -194,10 +180,7 @@ class Waiting:
     """
 
     search: Search
-    sources: Sequence[Ids]
-    prefixes: Sequence[Ids]
-    settings: SearchSettings
-    phrases: Sequence[Phrases | None]
+    call: SearchCall
     submitted: float = field(default_factory=time.monotonic)
     begun: float = 0.0
     found: list[list[Hypothesis]] = field(default_factory=list)

@@ -55,16 +55,16 @@ class SlotSearchService(BatchedSearchService):
             if self._key(waiting) is not None:
                 self._search_slots(waiting)
             elif waiting.search.future.set_running_or_notify_cancel():
-                self._search([waiting], waiting.settings)
+                self._search([waiting], waiting.call.settings)
 
     def _key(self, waiting: Waiting) -> tuple[int, int] | None:
         """Return the beams and the size of slots for a search, None if slots do not support it."""
-        settings, longest = waiting.settings, 0
+        call, settings, longest = waiting.call, waiting.call.settings, 0
         if self._fitting[0] is not settings:
             self._fitting = settings, self._backend.longest_in_slots(settings)
-        if any(waiting.phrases):
+        if any(call.phrases):
             return None
-        for source, prefix in zip(waiting.sources, waiting.prefixes, strict=True):
+        for source, prefix in zip(call.sources, call.prefixes, strict=True):
             if not source or (prefix and {PAD, BOS, EOS} & set(prefix)):
                 return None
             longest = max(longest, len(source), settings.limit(len(source), len(prefix)))
@@ -103,14 +103,15 @@ class SlotSearchService(BatchedSearchService):
     def _admit(self, waiting: Waiting) -> None:
         if not waiting.search.future.set_running_or_notify_cancel():
             return
-        waiting.missing, waiting.begun = len(waiting.sources), time.monotonic()
+        call = waiting.call
+        waiting.missing, waiting.begun = len(call.sources), time.monotonic()
         if not waiting.missing:
             waiting.search.future.set_result([])
             return
-        waiting.found = [[] for _ in waiting.sources]
+        waiting.found = [[] for _ in call.sources]
         self._running.add(waiting)
-        for index, (source, prefix) in enumerate(zip(waiting.sources, waiting.prefixes, strict=True)):
-            self._rest.append(Sentence(source, prefix, waiting.settings, (waiting, index)))
+        for index, (source, prefix) in enumerate(zip(call.sources, call.prefixes, strict=True)):
+            self._rest.append(Sentence(source, prefix, call.settings, (waiting, index)))
 
     def _deliver(self, sentence: Sentence, hypotheses: list[Hypothesis]) -> None:
         waiting, index = sentence.tag

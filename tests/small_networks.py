@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Network
 from dragoman.nn.recurrent import GRU, LSTM, Cell, InitialState, VanillaRNN
+from dragoman.tokenizers import BOS, EOS
 from dragoman.training.loss import TokenLoss
 
 M = TypeVar("M", bound=nn.Module)
@@ -33,6 +34,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
+
+
+def random_targets(rows: int, length: int, vocab: int) -> Tensor:
+    """Random ids (rows, length) after BOS."""
+    ids = torch.randint(EOS + 1, vocab, (rows, length))
+    ids[:, 0] = BOS
+    return ids
 
 
 def drawn(module: M, std: float) -> M:

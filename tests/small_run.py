@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
 import shutil
 import sys
@@ -240,3 +242,8 @@ def tuning_folder(folder: Path, base: Path) -> Path:
     shutil.copytree(base, folder / "base")
     (folder / "tune.toml").write_text(TUNING)
     return folder
+
+
+def full_disk(*_: object, **__: object) -> None:
+    """Fails as a write to a full disk does."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

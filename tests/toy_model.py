@@ -140,3 +140,12 @@ def teacher_forced(model: Model, source: list[int], target: list[int]) -> list[f
     with torch.no_grad():
         logits = model(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]]))[0]
     return torch.log_softmax(logits, -1)[torch.arange(len(target)), torch.tensor(target)].tolist()
+
+
+class NeverEnds(ToyModel):
+    """A model that hardly ever predicts the end of sentence."""
+
+    def logits(self, source: list[int], prefix: list[int]) -> Tensor:
+        logits = super().logits(source, prefix)
+        logits[EOS] = -40
+        return logits

@@ -22,7 +22,7 @@ from dragoman.data.store.folder import content_hash
 from dragoman.data.store.segments import Processes, RayTasks
 from dragoman.errors import DragomanError, TrainingError
 from dragoman.training.run import prepare
-from small_run import Listener, small_config, write_corpus
+from small_run import Listener, full_disk, small_config, write_corpus
 
 
 def write_config(folder: Path, *overrides: str) -> Path:
@@ -165,11 +165,8 @@ def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path: Path, monkeypatch
     config = small_config(write_corpus(tmp_path / "data"))
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
 
-    def full(function: Any, tasks: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with pytest.raises(TrainingError, match=r"the prepared data .* could not be written: the disk is full"):
-        build_store(config, specs, tmp_path / "cache", Listener(), full)
+        build_store(config, specs, tmp_path / "cache", Listener(), full_disk)  # type: ignore[arg-type]
     assert list((tmp_path / "cache").iterdir()) == []
 
 

@@ -15,8 +15,8 @@ from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.nn.convolution import GatedConvolution
-from dragoman.tokenizers import BOS, EOS, PAD
-from small_networks import EXACT, drawn
+from dragoman.tokenizers import EOS, PAD
+from small_networks import EXACT, drawn, random_targets
 
 B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9
 LENGTHS = [S, 3, 5, 2]
@@ -42,12 +42,6 @@ def sources() -> tuple[Tensor, Tensor]:
     src = torch.randint(EOS + 1, V, (B, S))
     mask = torch.arange(S) < torch.tensor(LENGTHS)[:, None]
     return src.masked_fill(~mask, PAD), mask
-
-
-def targets(rows: int) -> Tensor:
-    ids = torch.randint(EOS + 1, V, (rows, T))
-    ids[:, 0] = BOS
-    return ids
 
 
 # ------------------------------------------------------------------------------------------ the paper, word by word
@@ -94,7 +88,7 @@ def written_out(model: Convolutional, source: list[int], target: list[int]) -> T
 
 def test_a_batch_is_the_formula_of_each_sentence_alone(model: Convolutional) -> None:
     src, mask = sources()
-    ids = targets(B)
+    ids = random_targets(B, T, V)
     logits = model(src, mask, ids)
     for row, length in enumerate(LENGTHS):
         want = written_out(model, src[row, :length].tolist(), ids[row].tolist())
@@ -127,7 +121,7 @@ def test_a_gated_convolution_equals_conv1d_and_glu_of_torch() -> None:
 def test_a_kernel_of_any_size_decodes_in_chunks(kernel: int) -> None:
     model = build(kernel=kernel)
     src, mask = sources()
-    ids, sentences = targets(B * K), torch.arange(B).repeat_interleave(K)
+    ids, sentences = random_targets(B * K, T, V), torch.arange(B).repeat_interleave(K)
     state = model.start(model.encode(src, mask), beams=K, max_len=T)
     parts = [model.decode(chunk, state) for chunk in torch.split(ids, [2, 1, 3], dim=1)]
     assert state.length == T

@@ -12,8 +12,8 @@ from torch import Tensor
 from dragoman.config import Position, TransformerConfig
 from dragoman.models.build import build_model
 from dragoman.nn.positions import Positions
-from dragoman.tokenizers import BOS, EOS
-from small_networks import EXACT, shaken
+from dragoman.tokenizers import EOS
+from small_networks import EXACT, random_targets, shaken
 
 B, K, T, D, H, V = 4, 3, 7, 12, 2, 19
 SIZES = {"d_model": D, "d_ff": 20, "n_heads": H, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
@@ -34,13 +34,6 @@ def built(kind: str, order: str = "post") -> Any:
     return shaken(build_model(config, V, V))
 
 
-def targets(rows: int) -> Tensor:
-    """(rows, T) random ids after BOS."""
-    ids = torch.randint(EOS + 1, V, (rows, T))
-    ids[:, 0] = BOS
-    return ids
-
-
 def pooled(model: Any, src: Tensor) -> Tensor:
     states: Tensor = model.encode(src, None).states.detach()
     return states.mean(1)
@@ -52,7 +45,7 @@ def test_without_positions_the_encoder_ignores_word_order() -> None:
     states, permuted = model.encode(src, None).states, model.encode(src[:, order], None).states
     torch.testing.assert_close(permuted, states[:, order], **EXACT)
     torch.testing.assert_close(pooled(model, src[:, order]), pooled(model, src), **EXACT)
-    ids = targets(B)
+    ids = random_targets(B, T, V)
     torch.testing.assert_close(model(src[:, order], None, ids), model(src, None, ids), **EXACT)
 
 
@@ -61,7 +54,7 @@ def test_every_other_kind_distinguishes_word_order(kind: str) -> None:
     model, src = built(kind), torch.arange(EOS + 1, EOS + 1 + T)[None]
     order = torch.tensor([2, 0, 1, *range(3, T)])
     assert (pooled(model, src[:, order]) - pooled(model, src)).abs().max() > 1e-3
-    ids = targets(1)
+    ids = random_targets(1, T, V)
     assert (model(src[:, order], None, ids) - model(src, None, ids)).abs().max() > 1e-3
 
 

@@ -32,7 +32,7 @@ from every_kind import (
     random_batch,
     readable,
 )
-from small_networks import EXACT
+from small_networks import EXACT, random_targets
 from toy_model import every_target, padded, teacher_forced
 
 B, K, S, T, V = 4, 3, 7, 6, 17
@@ -66,16 +66,9 @@ def full(model: Model, data: Batch, sentences: Tensor, tokens: Tensor) -> Tensor
 ALL = torch.arange(B)
 
 
-def targets(rows: int, length: int = T) -> Tensor:
-    """Random ids (rows, length) after BOS."""
-    ids = torch.randint(EOS + 1, V, (rows, length))
-    ids[:, 0] = BOS
-    return ids
-
-
 @pytest.mark.parametrize("beams", [1, K])
 def test_decoding_in_chunks_is_decoding_at_once(model: Model, beams: int) -> None:
-    data, ids = batch(model), targets(B * beams)
+    data, ids = batch(model), random_targets(B * beams, T, V)
     want = full(model, data, ALL.repeat_interleave(beams), ids)
     for chunks in ([1] * T, [2, 1, 3], [1, T - 1], [T]):
         with torch.no_grad():
@@ -106,7 +99,7 @@ def test_nbytes_counts_every_tensor_of_a_state(model: Model, max_len: int) -> No
 
 @torch.no_grad()
 def test_decoding_continues_after_beams_were_reordered_and_sentences_dropped(model: Model) -> None:
-    data, ids, sentences = batch(model), targets(B * K), ALL.repeat_interleave(K)
+    data, ids, sentences = batch(model), random_targets(B * K, T, V), ALL.repeat_interleave(K)
     state = model.start(model.encode(data.src, data.src_mask), beams=K, max_len=T)
     model.decode(ids[:, :2], state)
     before = state.nbytes()
@@ -117,7 +110,7 @@ def test_decoding_continues_after_beams_were_reordered_and_sentences_dropped(mod
             rows = torch.tensor(selections[step])
             state.select(rows)
             sentences = sentences[rows]
-            ids = torch.cat([ids[rows, :step], targets(len(rows))[:, step:]], dim=1)
+            ids = torch.cat([ids[rows, :step], random_targets(len(rows), T, V)[:, step:]], dim=1)
         logits = model.decode(ids[:, step : step + 1], state)
         whole = full(model, data, sentences, ids[:, : step + 1])
         torch.testing.assert_close(logits[:, 0], whole[:, -1], **EXACT)
@@ -160,7 +153,7 @@ def test_gradients_of_a_batch_are_the_sums_of_its_pairs(model: Model) -> None:
 
 
 def test_no_position_sees_a_later_one(model: Model) -> None:
-    data, ids = batch(model), targets(B)
+    data, ids = batch(model), random_targets(B, T, V)
     want = full(model, data, ALL, ids)
     for place in range(1, T):
         changed = ids.clone()

@@ -15,7 +15,7 @@ from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS
 from tiny_translator import tiny_transformer
-from toy_model import ToyModel
+from toy_model import NeverEnds, ToyModel
 
 SOURCE = torch.tensor([[4, 6, 5, 7, 3]])
 SETTINGS: list[dict[str, Any]] = [
@@ -26,13 +26,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 5, "max_extra": 5, "beam_threshold": 0.5, "early_end": "off"},
     {"beam": 5, "max_extra": 5, "early_end": "on"},
 ]  # fmt: skip
-
-
-class NeverEnds(ToyModel):
-    def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
-        logits = super().logits(source, prefix)
-        logits[EOS] = -40
-        return logits
 
 
 def grown(model: Model, prefix: tuple[int, ...] = (), **settings: Any) -> tuple[list[Hypothesis], BeamTree]:

@@ -36,7 +36,7 @@ from dragoman.training.checkpoint import read_training
 from dragoman.training.optim import build_optimizer
 from dragoman.training.run import average_run, open_run
 from imported_checks import ATTACKS
-from small_run import replace_file, small_config, trained, write_corpus
+from small_run import full_disk, replace_file, small_config, trained, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +174,7 @@ def test_a_folder_that_contains_a_run_stands_for_it(folder: Path, tmp_path: Path
 def test_an_error_while_writing_leaves_what_was_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrainingError, match="the disk is full"):
         write_folder(folder, {"config.json": b"{}"}, {})
     with pytest.raises(TrainingError, match="the disk is full"):

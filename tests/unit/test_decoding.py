@@ -19,11 +19,11 @@ from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchS
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import beam_search, draw, sample, stream_tokens
 from dragoman.decoding.pytorch.stepper import SearchRequest, disallow_repeated_ngrams
-from dragoman.decoding.search_types import PartialHypothesis, Pruning
+from dragoman.decoding.search_types import PartialHypothesis, Pruning, SearchCall
 from dragoman.errors import DragomanError, UsageError
 from dragoman.tokenizers import BOS, EOS, PAD, UNK
 from tiny_translator import tiny_transformer
-from toy_model import CopyModel, ToyModel, padded, teacher_forced
+from toy_model import CopyModel, NeverEnds, ToyModel, padded, teacher_forced
 
 SOURCES = [[4, 6, 5, 3], [5, 3], [7, 4, 6, 5, 4, 3]]
 
@@ -148,12 +148,6 @@ def test_an_unknown_setting_has_its_nearest_name() -> None:
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3, "nbest": 3}, {"sample": True, "nbest": 2}])
 def test_no_target_is_longer_than_source_plus_max_extra(settings: dict[str, Any]) -> None:
-    class NeverEnds(ToyModel):
-        def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
-            logits = super().logits(source, prefix)
-            logits[EOS] = -40
-            return logits
-
     for source, hypotheses in zip(SOURCES, search(NeverEnds(9), max_extra=3, **settings), strict=True):
         assert all(len(hypothesis.tokens) + 1 == len(source) + 3 for hypothesis in hypotheses)
         assert all(hypothesis.truncated for hypothesis in hypotheses)
@@ -222,7 +216,7 @@ def test_a_batch_has_no_more_tokens_times_rows_than_its_budget(settings: dict[st
     rows = asked.nbest if asked.sample else asked.beam
     sources = [[4] * length + [EOS] for length in (1, 7, 9, 5, 3, 7, 7, 9, 2, 7)]
 
-    TorchBackend(model).search(sources, [[]] * 10, asked, 24 * rows)
+    TorchBackend(model).search(SearchCall(sources, asked), 24 * rows)
 
     assert model.encoded == [(2, 10), (3, 8), (3, 8), (2, 3)]  # largest first; each as many as 24 tokens allow
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import learn_tokenizer
-from small_run import replace_file
+from small_run import full_disk, replace_file
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
@@ -199,10 +197,7 @@ def test_a_path_of_any_type_is_accepted(model: Path) -> None:
 
 @native
 def test_a_full_disk_leads_to_the_pytorch_backend(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("dragoman.decoding.native.pack.pack_weights", full)
+    monkeypatch.setattr("dragoman.decoding.native.pack.pack_weights", full_disk)
     translator = Translator.load(model)
     assert translator.description.startswith("PyTorch backend")
     assert str(model / "packed") in translator.description and "No space left" in translator.description

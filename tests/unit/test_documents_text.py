@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import re
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from dragoman.documents import document_format, translate_bytes, translate_document
 from dragoman.errors import DataError, DragomanError, UsageError
 from sample_documents import PieceTranslator, longer, says, translated, upper
+from small_run import full_disk
 
 # ------------------------------------------------------------------------------------------------------------ txt
 
@@ -582,10 +582,7 @@ def test_a_full_disk_leaves_the_earlier_file(tmp_path: Any, monkeypatch: pytest.
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("earlier")
 
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
+    monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(DragomanError, match=r"b\.txt could not be written: the disk is full"):
         translate_document(upper(), tmp_path / "a.txt", tmp_path / "b.txt")
     assert (tmp_path / "b.txt").read_text() == "earlier" and len(list(tmp_path.iterdir())) == 2

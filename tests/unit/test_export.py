@@ -36,7 +36,7 @@ from dragoman.formats.parity import (
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS, Tokenizer
-from small_run import Cli, digit_pairs, small_document, write_lines
+from small_run import Cli, digit_pairs, full_disk, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "model_v1"
@@ -207,10 +207,7 @@ def test_a_check_without_usable_lines_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_leaves_nothing(
     tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("dragoman.formats.export._write_description", full)
+    monkeypatch.setattr("dragoman.formats.export._write_description", full_disk)
     with pytest.raises(DragomanError, match=r"out could not be written: the disk is full\. Free some space"):
         export(GOLDEN, tmp_path / "out", check=lines)
     assert list(tmp_path.iterdir()) == [lines]

@@ -12,8 +12,8 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import EncoderOnly
 from dragoman.models.transformer import DecoderOnly
 from dragoman.nn.attention import Span, causal_bias
-from dragoman.tokenizers import BOS, EOS, PAD
-from small_networks import EXACT, SIZES, VARIANTS, D, shaken
+from dragoman.tokenizers import EOS, PAD
+from small_networks import EXACT, SIZES, VARIANTS, D, random_targets, shaken
 
 B, S, T, V = 4, 7, 6, 19
 
@@ -32,15 +32,9 @@ def decoder_only(variant: str = "paper") -> DecoderOnly:
     return model
 
 
-def texts(rows: int, length: int = T) -> Tensor:
-    ids = torch.randint(EOS + 1, V, (rows, length))
-    ids[:, 0] = BOS
-    return ids
-
-
 @pytest.mark.parametrize("variant", ["paper", "gpt-2", "llama"])
 def test_it_is_the_layers_of_an_encoder_under_a_causal_mask(variant: str) -> None:
-    model, ids, pos = decoder_only(variant), texts(B), torch.arange(T)
+    model, ids, pos = decoder_only(variant), random_targets(B, T, V), torch.arange(T)
     x, _ = model.positions.embed(model.embedding(ids), pos, None)
     for layer in model.layers:
         x = layer(x, Span(model.positions, pos, causal_bias(pos, pos, x.dtype)))

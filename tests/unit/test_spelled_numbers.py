@@ -22,6 +22,7 @@ from dragoman.data.spelled_numbers import (
     year_pair,
 )
 from dragoman.errors import DragomanError, UsageError
+from small_run import full_disk
 
 CARDINALS = [
     (0, "zero", "null"), (1, "one", "eins"), (12, "twelve", "zwölf"), (16, "sixteen", "sechzehn"),
@@ -263,10 +264,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     (folder / "train.en").write_text("old\n")
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(DragomanError, match=r"corpus.*No space left on device.*4 MB"):
         write(folder)
     assert [p.name for p in folder.iterdir()] == ["train.en"]

@@ -23,6 +23,7 @@ from dragoman.evaluation.compare.runs import DecodedScores, EvalSet, Interval, L
 from dragoman.pages.page import packed
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from fabricated_run import fabricate, learning, three_runs, training_row
+from small_run import full_disk
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'
@@ -166,13 +167,10 @@ def test_a_page_asks_for_nothing_from_outside(written: Callable[[Path], Path], t
 def test_a_write_that_fails_leaves_the_old_page(
     written: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
     path = tmp_path / "out" / "page.html"
     assert written(path) == path
     old = path.read_bytes()
-    monkeypatch.setattr("dragoman.io.writing.os.fsync", full)
+    monkeypatch.setattr("dragoman.io.writing.os.fsync", full_disk)
     with pytest.raises(DragomanError, match=r"page\.html could not be written: the disk is full\. Free some space"):
         written(path)
     assert path.read_bytes() == old and list(path.parent.iterdir()) == [path]

@@ -160,10 +160,10 @@ def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
     return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count(), cores, batches)
 
 
-def untrained_translator(run: TrainingRun, folder: Path, threads: int | None = None) -> Translator:
+def untrained_translator(run: TrainingRun, folder: Path) -> Translator:
     """Write the model of a run before its training into a folder, and load it for translation."""
     save_model(folder, run.config, run.task.vocabulary, unique_tensors(run.new_model()), {"step": 0, "scores": {}})
-    return Translator.load(folder, run.config.train.device, threads=threads)
+    return Translator.load(folder, run.config.train.device)
 
 
 def time_translation(translator: Translator, lines: Sequence[str], text: TextConfig) -> float:

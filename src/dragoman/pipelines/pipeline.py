@@ -134,20 +134,23 @@ def stream_windows(
     """
     check_sequence(inputs)
     check_positive(window=window)
+    prepared = (prepare(item, f"input {number}") for number, item in enumerate(inputs, start=1))
+    groups = windows(prepared, window, size, _WINDOW_CHARACTERS)
+    return itertools.chain.from_iterable(_overlapped(run, groups) if overlap else map(run, groups))
 
-    def windows() -> Iterator[list[Item]]:
-        items: list[Item] = []
-        total = 0
-        for number, item in enumerate(inputs, start=1):
-            items.append(prepare(item, f"input {number}"))
-            total += size(items[-1])
-            if len(items) >= window or total >= _WINDOW_CHARACTERS:
-                yield items
-                items, total = [], 0
-        if items:
-            yield items
 
-    return itertools.chain.from_iterable(_overlapped(run, windows()) if overlap else map(run, windows()))
+def windows(items: Iterable[Item], count: int, size: Callable[[Item], int], largest: int) -> Iterator[list[Item]]:
+    """Yield lists of `count` items, of fewer where their sizes reach `largest`."""
+    some: list[Item] = []
+    total = 0
+    for item in items:
+        some.append(item)
+        total += size(item)
+        if len(some) >= count or total >= largest:
+            yield some
+            some, total = [], 0
+    if some:
+        yield some
 
 
 def _overlapped(run: Callable[[list[Item]], list[Output]], windows: Iterator[list[Item]]) -> Iterator[list[Output]]:

@@ -18,6 +18,7 @@ from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError, check_problems
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
+from dragoman.pipelines.pipeline import windows
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import with_root_of_run
@@ -112,7 +113,8 @@ def learn_shortlist(
     words = AlignedWords(tokenizer.source_size, tokenizer.target_size)
     pairs = 0
     held_out: list[AlignedPair] = []
-    for window in _windows(_tokens(config, specs, tokenizer, log)):
+    found = _tokens(config, specs, tokenizer, log)
+    for window in windows(found, _PAIRS, lambda pair: len(pair[0]) * len(pair[1]), _CELLS):
         for (src, tgt), attention in zip(window, translator.backend.align(window, _BATCH_TOKENS), strict=True):
             if pairs % _HELD_OUT_EVERY == 0 and len(held_out) < _MOST_HELD_OUT:
                 held_out.append((src, tgt, attention))
@@ -179,16 +181,3 @@ def _tokens(
     if not stats.kept:
         raise DataError(f"no pairs to learn from in {', '.join(spec.name for spec in specs)}: {stats}; use other files")
     log(f"data: {stats}")
-
-
-def _windows(pairs: Iterator[TokenPair]) -> Iterator[list[TokenPair]]:
-    window: list[TokenPair] = []
-    cells = 0
-    for pair in pairs:
-        window.append(pair)
-        cells += len(pair[0]) * len(pair[1])
-        if len(window) >= _PAIRS or cells >= _CELLS:
-            yield window
-            window, cells = [], 0
-    if window:
-        yield window

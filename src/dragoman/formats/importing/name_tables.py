@@ -187,8 +187,8 @@ def _shape_problem(rule: Rule, orders: AxisOrders, parts: Sequence[Tensor], ours
     return None if shape == expected else f"shape {shown}, the settings and the vocabulary require {expected}"
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 # ------------------------------------------------------------------------------------------------------ parts of layers

@@ -52,9 +52,9 @@ def uses_triton(*tensors: Tensor) -> bool:
     return interprets or _is_supported(first.device)
 
 
-def power_of_two(size: int, least: int = 16) -> int:
-    """Return the smallest power of two that is at least `size` and at least `least`."""
-    return max(least, 1 << (size - 1).bit_length())
+def power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least `size` and at least 16."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 _LONGEST = 64

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
+from dragoman.formats.importing import importer, name_tables
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, Tokenizer
+from small_run import digit_pairs, write_lines
 
 
 def loaded(folder: Path) -> tuple[Model, Tokenizer]:
@@ -67,6 +69,30 @@ def check_wrong_weight(
     assert not out.exists()
 
 
+def round_trip(model: Path, format: str, largest: float) -> Path:
+    """Export a model to `there`, compare six lines, and import that as `back`; returns the folder of all three."""
+    folder = model.parent
+    lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
+    done = export(model, folder / "there", format, check=lines)
+    assert done.met and done.parity.largest < largest and done.parity.greedy.same == 6
+    assert done.tokenizer is not None and done.tokenizer.lines > 15
+    import_model(folder / "there", folder / "back", check=lines)
+    return folder
+
+
+def check_damaged_conversion(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that writes one matrix wrong is refused."""
+    convert = name_tables.converted
+
+    def damaged(*arguments: Any) -> dict[str, Tensor]:
+        tensors = convert(*arguments)
+        next(tensor for name, tensor in tensors.items() if name.endswith("layers.0.ffn.inner.weight")).mul_(1.01)
+        return tensors
+
+    monkeypatch.setattr(importer, "converted", damaged)
+    assert "parity not met, nothing was written" in refusal(checkpoint, DragomanError)
+
+
 # ------------------------------------------------------------------------------------------------------------- damages
 
 
@@ -81,11 +107,12 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) ->
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def refusal(folder: Path, error: type[DragomanError] = UsageError) -> str:
-    """The message of a refused import, which leaves nothing behind."""
+def refusal(source: Path, error: type[DragomanError] = UsageError) -> str:
+    """The message of a refused import of a folder or a file in it, which leaves nothing behind."""
+    folder = source if source.is_dir() else source.parent
     before = sorted(path.name for path in folder.parent.iterdir())
     with pytest.raises(error) as caught:
-        import_model(folder, folder.parent / "model")
+        import_model(source, folder.parent / "model")
     assert sorted(path.name for path in folder.parent.iterdir()) == before
     return str(caught.value)
 

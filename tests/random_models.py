@@ -10,11 +10,19 @@ from typing import Any
 import torch
 
 from dragoman.config import TokenizerConfig, parse_config
+from dragoman.formats.parity import ParityCase, ParityCases
 from dragoman.models.model_folder import build_for, save_model, unique_tensors
 from dragoman.models.seq2seq import Network
-from dragoman.tokenizers import Tokenizer, train_tokenizer
+from dragoman.tokenizers import EOS, Tokenizer, train_tokenizer
 from small_run import digit_pairs, small_document
 from tiny_translator import tiny_tokenizer
+
+
+def random_rows(count: int, vocab: int) -> ParityCases:
+    """Sources of 1 to 9 random ids and EOS."""
+    rng = torch.Generator().manual_seed(3)
+    rows = [torch.randint(4, vocab, (n % 9 + 1,), generator=rng).tolist() for n in range(count)]
+    return ParityCases([ParityCase([*row, EOS], []) for row in rows], "rows", 9)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -110,3 +111,16 @@ def gradients(out: Tensor, *wanted: Tensor) -> list[Tensor]:
 def assert_all_close(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
     for one, other in zip(got, want, strict=True):
         torch.testing.assert_close(one, other, **EXACT)
+
+
+def count(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, called: list[str] | None = None) -> list[str]:
+    """A list, `called` if given, that gets the name with each call of `home.name`."""
+    names: list[str] = [] if called is None else called
+    original = getattr(home, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        names.append(name)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(home, name, counted)
+    return names

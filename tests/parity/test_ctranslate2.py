@@ -11,9 +11,9 @@ import torch
 from dragoman.config import ModelConfig
 from dragoman.formats.parity import Counts, Parity, ParityCase, ParityCases, compare_models
 from dragoman.models.seq2seq import Model
-from dragoman.tokenizers import EOS
 from every_kind import BLOCK, LABELLERS, TRANSFORMERS, TRANSLATORS, built, model_config
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
+from random_models import random_rows
 
 pytest.importorskip("ctranslate2", reason="needs the package ctranslate2: pip install 'dragoman[formats]'")
 
@@ -57,12 +57,6 @@ def parity(document: dict[str, Any], folder: Path, cases: ParityCases) -> Parity
     return compare_models(model, CTranslate2Runtime(folder, "float32", PIECES, PIECES), cases, width=3)
 
 
-def sources(count: int = 12) -> ParityCases:
-    rng = torch.Generator().manual_seed(3)
-    rows = [torch.randint(4, VOCAB, (n % 9 + 1,), generator=rng).tolist() for n in range(count)]
-    return ParityCases([ParityCase([*row, EOS], []) for row in rows], "rows", 9)
-
-
 def prompts(count: int = 12) -> ParityCases:
     rng = torch.Generator().manual_seed(4)
     rows = [torch.randint(4, VOCAB, (n % 3 + 1,), generator=rng).tolist() for n in range(count)]
@@ -75,7 +69,7 @@ KINDS = {name: changes for name, changes in (TRANSFORMERS | VARIANTS).items() if
 @pytest.mark.parametrize("name", KINDS)
 def test_transformers(name: str, tmp_path: Path) -> None:
     document = {**TRANSLATORS["paper"], **KINDS[name]}
-    report = parity(document, tmp_path / "out", sources())
+    report = parity(document, tmp_path / "out", random_rows(12, VOCAB))
     assert report.met, report.lines()
     assert report.largest < 2e-4  # of log-probabilities around -4, in float32
     assert report.greedy.same >= 11 and report.beam.same >= 11

@@ -25,7 +25,7 @@ from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
-from imported_checks import check_wrong_weight
+from imported_checks import check_wrong_weight, round_trip
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -84,13 +84,8 @@ def model_of(folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module", params=MARIAN)
 def marian(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, its export `there` and the import `back` of that."""
-    folder = tmp_path_factory.mktemp("export")
-    lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
-    done = export(model_of(folder, request.param), folder / "there", "huggingface", check=lines)
-    assert done.met and done.parity.largest < 1e-5 and done.parity.greedy.same == 6
-    assert done.tokenizer is not None and done.tokenizer.lines > 15
+    folder = round_trip(model_of(tmp_path_factory.mktemp("export"), request.param), "huggingface", 1e-5)
     assert not (folder / "there" / "modeling_dragoman.py").exists()
-    import_model(folder / "there", folder / "back", check=lines)
     return folder
 
 

@@ -18,12 +18,13 @@ from dragoman.formats import onnx
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.formats.onnx import OnnxRuntime
-from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_models
+from dragoman.formats.parity import Parity, ParityCase, compare_models
 from dragoman.formats.target import ExportSource
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS, TRANSLATORS, built, covering
+from random_models import random_rows
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 from transformers_checkpoints import MARIAN_LINES, marian_checkpoint
@@ -39,12 +40,6 @@ KINDS = [name for name in TRANSFORMERS if name not in REFUSED]
 TOKENIZER = tiny_tokenizer()
 
 
-def sources(count: int = 8) -> ParityCases:
-    rng = torch.Generator().manual_seed(3)
-    rows = [torch.randint(4, VOCAB, (n % 9 + 1,), generator=rng).tolist() for n in range(count)]
-    return ParityCases([ParityCase([*row, EOS], []) for row in rows], "rows", 9)
-
-
 def config_of(name: str) -> Config:
     document = small_document(Path()) | {"model": TRANSLATORS[name]}
     document["data"]["filter"] = {"max_tokens": 30}  # fewer than the learned positions
@@ -57,7 +52,7 @@ def parity(name: str, folder: Path) -> Parity:
     subject = ExportSource(model, TOKENIZER, config_of(name))
     assert onnx.unsupported(subject.config, TOKENIZER) == []
     onnx.write(subject, folder, "float32")
-    return compare_models(model, onnx.runtime(subject, folder, "float32"), sources(), width=3)
+    return compare_models(model, onnx.runtime(subject, folder, "float32"), random_rows(8, VOCAB), width=3)
 
 
 @pytest.mark.parametrize("name", covering(KINDS))

@@ -29,7 +29,7 @@ from dragoman.models.model_folder import build_for, load_network, read_config, s
 from dragoman.models.seq2seq import Model, Network
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from every_kind import covering
-from imported_checks import check_wrong_weight, loaded
+from imported_checks import check_wrong_weight, loaded, round_trip
 from marian_files import LINES, MODELS, lexical_shortlist, marian_model
 from random_models import random_model
 from small_run import digit_pairs, small_document, write_lines
@@ -187,13 +187,7 @@ def model_of(folder: Path, name: str, seed: int = 4, **changes: Any) -> Path:
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, its export `there` and the import `back` of that."""
-    folder = tmp_path_factory.mktemp("export")
-    lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
-    done = export(model_of(folder, request.param), folder / "there", "marian", check=lines)
-    assert done.met and done.parity.largest < 2e-5 and done.parity.greedy.same == 6
-    assert done.tokenizer is not None and done.tokenizer.lines > 15
-    import_model(folder / "there", folder / "back", check=lines)
-    return folder
+    return round_trip(model_of(tmp_path_factory.mktemp("export"), request.param), "marian", 2e-5)
 
 
 def test_the_import_of_an_export_is_the_identity(exported: Path) -> None:

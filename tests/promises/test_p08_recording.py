@@ -35,7 +35,7 @@ from every_kind import (
     random_batch,
     readable,
 )
-from small_networks import EXACT, SIZES, VARIANTS, shaken
+from small_networks import EXACT, SIZES, VARIANTS, count, shaken
 
 B, S, T, V = 4, 7, 6, 17
 MODELS = TRANSLATORS | LANGUAGE_MODELS
@@ -179,19 +179,6 @@ def test_recording_networks_without_encoder_or_decoder_changes_no_bit(name: str)
 
 
 # ------------------------------------------------------------------------------------------- only where somebody looks
-
-
-def count(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
-    """A list that grows by one with each call of `home.name`."""
-    called: list[str] = []
-    original = getattr(home, name)
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        called.append(name)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(home, name, counted)
-    return called
 
 
 @pytest.mark.parametrize("kind", ["scores", "masked", "weights"])

@@ -29,7 +29,7 @@ from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
 from dragoman.training.trainer import Trainer, train
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, built_network, covering, model_config, random_batch
-from small_networks import EXACT
+from small_networks import EXACT, count
 from small_run import small_config, weights, write_corpus
 
 B, K, S, T, V = 4, 3, 7, 6, 19
@@ -78,22 +78,9 @@ def assert_all_close(got: list[Tensor], want: list[Tensor], **tolerance: float) 
 
 def test_every_path_gives_the_same_logits_and_gradients(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-
-    def count(name: str, home: Any) -> None:
-        original = getattr(home, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            called.append(name)
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(home, name, counted)
-
-    for name, home in (
-        ("attend_explicit", attention),
-        ("attend_short", fast),
-        ("scaled_dot_product_attention", torch.nn.functional),
-    ):
-        count(name, home)
+    count(monkeypatch, attention, "attend_explicit", called)
+    count(monkeypatch, fast, "attend_short", called)
+    count(monkeypatch, torch.nn.functional, "scaled_dot_product_attention", called)
     short = logits_and_gradients(model)
     assert set(called) == {"attend_short"}
     called.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.formats.importing import importer, name_tables
+from dragoman.errors import DataError, UsageError
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.tasks.text import MaskedTask
-from imported_checks import change_tensors, refusal, set_values
+from imported_checks import change_tensors, check_damaged_conversion, refusal, set_values
 from small_run import Cli, write_lines
 from transformers_checkpoints import WORDS, bert_checkpoint, language_checkpoint, vit_checkpoint
 
@@ -157,15 +155,7 @@ def test_a_file_without_usable_lines(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint", ["masked", "images"], indirect=True)
 def test_without_parity_nothing_is_written(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert = name_tables.converted
-
-    def damaged(*arguments: Any) -> dict[str, Tensor]:
-        tensors = convert(*arguments)
-        next(tensor for name, tensor in tensors.items() if name.endswith("layers.0.ffn.inner.weight")).mul_(1.01)
-        return tensors
-
-    monkeypatch.setattr(importer, "converted", damaged)
-    assert "parity not met, nothing was written" in refusal(checkpoint, DragomanError)
+    check_damaged_conversion(checkpoint, monkeypatch)
 
 
 def test_names_and_additions_of_old_checkpoints(checkpoint: Path, tmp_path: Path) -> None:

@@ -19,13 +19,12 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats import parity
-from dragoman.formats.importing import importer, name_tables
 from dragoman.formats.importing.checkpoint import is_hub_name, load_weights
 from dragoman.formats.importing.comparison import ReferenceTokenizer
 from dragoman.formats.importing.importer import import_model
 from dragoman.formats.parity import Parity
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
-from imported_checks import change_tensors, refusal, set_values
+from imported_checks import change_tensors, check_damaged_conversion, refusal, set_values
 from small_run import COMMAND, Cli, write_lines
 from transformers_checkpoints import MARIAN_LINES, marian_checkpoint
 
@@ -86,15 +85,7 @@ def test_bleu_of_both_programs(checkpoint: Path, tmp_path: Path) -> None:
 def test_without_parity_nothing_is_written(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
-    convert = name_tables.converted
-
-    def damaged(*arguments: Any) -> dict[str, Tensor]:
-        tensors = convert(*arguments)
-        tensors["encoder.layers.0.ffn.inner.weight"] *= 1.01
-        return tensors
-
-    monkeypatch.setattr(importer, "converted", damaged)
-    assert "parity not met, nothing was written" in refusal(checkpoint, DragomanError)
+    check_damaged_conversion(checkpoint, monkeypatch)
     code, _, err = cli("import", checkpoint, tmp_path / "model")
     assert code == 1 and "maximum difference" in err and not (tmp_path / "model").exists()
 

@@ -14,19 +14,9 @@ import numpy as np
 import pytest
 
 from dragoman.errors import UsageError
-from dragoman.formats.importing.importer import import_model
 from dragoman.formats.importing.marian_items import SETTINGS, read_items, read_shortlist
+from imported_checks import refusal
 from marian_files import binary, items_of, lexical_shortlist, marian_model
-
-
-def refusal(source: Path) -> str:
-    """The message of a refused import, which leaves nothing behind."""
-    folder = source if source.is_dir() else source.parent
-    before = sorted(path.name for path in folder.parent.iterdir())
-    with pytest.raises(UsageError) as caught:
-        import_model(source, folder.parent / "model")
-    assert sorted(path.name for path in folder.parent.iterdir()) == before
-    return str(caught.value)
 
 
 def test_every_reason_is_in_one_message(tmp_path: Path) -> None:

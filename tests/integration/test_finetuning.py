@@ -17,7 +17,7 @@ from dragoman.config import Config, load_config
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_config, read_meta
-from dragoman.nn.lora import merged
+from dragoman.nn.lora import MergedWeights
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import average_run, open_run
 from dragoman.training.trainer import train
@@ -242,7 +242,7 @@ def test_adapters_are_merged_into_the_saved_model_and_stored_alone(place: Path) 
             expected = expected + 4 / 2 * b @ a
             assert not torch.equal(tensor, original[name]), name
         assert torch.equal(tensor, expected.float()), name
-    again = merged({**original, **alone}, 4 / 2)
+    again = MergedWeights({**original, **alone}, 4 / 2)
     assert all(torch.equal(again[name], found[name]) for name in found)
     with safetensors.safe_open(folder / "adapters.safetensors", "pt") as file:
         about = json.loads(file.metadata()["lora"])
@@ -262,7 +262,10 @@ def test_scores_are_those_of_the_saved_model(place: Path) -> None:
     folder = list_checkpoints(run)[-1]
     config = with_root_of_run(read_config(folder), folder)
     vocabulary = load_network(folder)[1]
-    assert _validation_scores(config, vocabulary, tensors(folder), None) == read_meta(folder)["scores"]
+    scores = _validation_scores(config, vocabulary, tensors(folder), None)
+    assert scores == pytest.approx(
+        read_meta(folder)["scores"], rel=1e-5
+    )  # adapters are merged only where they are saved
 
 
 # --------------------------------------------------------------------------------------------------- imported, words

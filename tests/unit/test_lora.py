@@ -10,7 +10,7 @@ from dragoman.config import LoRAConfig
 from dragoman.data.batching import Batch, collate
 from dragoman.models.model_folder import load_tensors, unique_tensors
 from dragoman.models.seq2seq import EncoderOnly, Network, evaluating
-from dragoman.nn.lora import LoRALinear, adapter_size, adapters, add_adapters, merged, without_adapters
+from dragoman.nn.lora import LoRALinear, MergedWeights, adapter_size, adapters, add_adapters, without_adapters
 from dragoman.training.loss import TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built_network, readable
 
@@ -60,12 +60,12 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(name: str) -> None:
     adapted, weights = logits(model), unique_tensors(model)
     assert not torch.allclose(adapted, before, atol=1e-3)
     plain = built_network(STACKS[name], VOCAB, VOCAB)
-    load_tensors(plain, merged(weights, ALPHA / RANK), None)  # type: ignore[arg-type]
+    load_tensors(plain, MergedWeights(weights, ALPHA / RANK), None)  # type: ignore[arg-type]
     close(logits(plain), adapted)
     changed = {key for key, value in unique_tensors(plain).items() if not torch.equal(value, original[key])}
     assert changed == {key.replace("lora_a", "weight") for key in adapters(weights) if key.endswith("lora_a")}
 
-    load_tensors(model, without_adapters(model, merged(weights, ALPHA / RANK)), None)  # type: ignore[arg-type]
+    load_tensors(model, without_adapters(model, MergedWeights(weights, ALPHA / RANK)), None)  # type: ignore[arg-type]
     close(logits(model), logits(plain))  # what is validated is what is saved
 
 
@@ -75,7 +75,7 @@ def test_merged_in_float32(name: str) -> None:
     add_adapters(model, RANK, ALPHA, BOTH, seed=1)
     with_random_b(model)
     plain = built_network(STACKS[name], VOCAB, VOCAB).float()
-    load_tensors(plain, merged(unique_tensors(model), ALPHA / RANK), None)  # type: ignore[arg-type]
+    load_tensors(plain, MergedWeights(unique_tensors(model), ALPHA / RANK), None)  # type: ignore[arg-type]
     torch.testing.assert_close(logits(plain), logits(model), rtol=1e-6, atol=1e-6)
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import operator
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +109,12 @@ def save_model(
             files[name] = content
         else:
             groups[name] = content
-    size = sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())
+    shapes = {file: {name: tensor.to("meta") for name, tensor in group.items()} for file, group in groups.items()}
+    size = sum(tensor.nbytes for group in shapes.values() for tensor in group.values())
     with unfinished_folder(folder, files, meta, size) as (unfinished, sha256):
-        for file, group in groups.items():  # without a copy of all tensors as bytes
-            parts = (group[name].contiguous().cpu() for name in tensor_order(group))
-            sha256[file] = write_tensors(unfinished / file, group, parts)
+        for file, like in shapes.items():  # without a copy of all tensors as bytes
+            parts = (groups[file][name].contiguous().cpu() for name in tensor_order(like))
+            sha256[file] = write_tensors(unfinished / file, like, parts)
 
 
 def described_files(config: Config, vocabulary: Vocabulary, profile: TrainingProfile | None) -> dict[str, bytes]:
@@ -239,13 +242,12 @@ def check_tensors(
 
 def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights of several model folders, summed in float64."""
-    folders = list(folders)
-    total: dict[str, Tensor] = {}
+    files = []
     for folder in folders:
         verify(folder)
-        for name, tensor in TensorFile(folder / "model.safetensors").items():
-            total[name] = total[name] + tensor.double() if name in total else tensor.double()
-    return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
+        files.append(TensorFile(folder / "model.safetensors"))
+    sums = ((name, reduce(operator.add, (file[name].double() for file in files))) for name in files[0])
+    return {name: (total / len(files)).float() for name, total in sums}
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -74,19 +74,28 @@ def adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name.endswith((_A, _B))}
 
 
-def merged(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Return the tensors of the model without adapters that computes the same; sums are computed in float64.
+class MergedWeights(Mapping[str, Tensor]):
+    """The tensors of the model without adapters that computes the same; each is computed when it is used, in float64.
 
-    scale: alpha / rank.
+    So a large model is not in memory twice while it is saved.
     """
-    weights = {name: tensor for name, tensor in tensors.items() if not name.endswith((_A, _B))}
-    for name, a in tensors.items():
-        if name.endswith(_A):
-            stem = name.removesuffix(_A)
-            weight, b = weights[f"{stem}weight"], tensors[stem + _B]
-            update = scale * (b.double().cpu() @ a.double().cpu())
-            weights[f"{stem}weight"] = (weight.double().cpu() + update).to(weight)
-    return weights
+
+    def __init__(self, tensors: Mapping[str, Tensor], scale: float) -> None:
+        """tensors: those of the model with adapters, by name.  scale: alpha / rank."""
+        self._tensors, self._scale = tensors, scale
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, stem = self._tensors[name], name.removesuffix("weight")
+        if stem == name or stem + _A not in self._tensors:
+            return tensor
+        a, b = (self._tensors[stem + part].double().cpu() for part in (_A, _B))
+        return (tensor.double().cpu() + self._scale * (b @ a)).to(tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._tensors if not name.endswith((_A, _B)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def without_adapters(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ from dragoman.models.model_folder import (
 )
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
-from dragoman.nn.lora import adapter_size, add_adapters, merged
+from dragoman.nn.lora import MergedWeights, adapter_size, add_adapters
 from dragoman.registry import parts_of
 from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
 from dragoman.training.checkpoint import InitialModel, adapter_file, open_initial, training_files, training_json
@@ -325,7 +325,7 @@ class TrainingRun:
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
         if (lora := self.config.train.lora) is not None:
             training["adapters.safetensors"] = adapter_file(weights, lora, self._origin()["init_from"])
-            weights = merged(weights, lora.scale)
+            weights = MergedWeights(weights, lora.scale)
         meta = self._meta(progress, scores, validated=validated)
         save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)

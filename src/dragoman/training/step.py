@@ -22,7 +22,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
-from dragoman.nn.lora import merged, without_adapters
+from dragoman.nn.lora import without_adapters
 from dragoman.nn.positions import Positions
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
@@ -245,15 +245,9 @@ class TrainingStep:
 
     @contextmanager
     def evaluated(self) -> Generator[Network, None, None]:
-        """Yield, in the main process, the model with the weights that are saved; called by all processes."""
-        with swapped_weights(self.model, self._validated()):
+        """Yield, in the main process, the model that is saved, with its adapters unmerged; called by all processes."""
+        with swapped_weights(self.model, self.ema):
             yield self.model
-
-    def _validated(self) -> dict[str, Tensor] | None:
-        """Return the weights that are validated and saved, if they differ from those in training."""
-        if self.config.lora is None:
-            return self.ema
-        return without_adapters(self.model, merged(unique_tensors(self.model), self.config.lora.scale))
 
     @contextmanager
     def with_weights(self, weights: Mapping[str, Tensor]) -> Generator[Network, None, None]:
@@ -264,20 +258,24 @@ class TrainingStep:
 
 @contextmanager
 def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
-    """Replace the weights of the model (e.g. by a moving average) and restore them afterwards; None: no change."""
-    if weights is None:
-        yield
-        return
-    current = unique_tensors(model)
-    # Beside adapters, most weights are the same tensors, which are not held twice.
-    own = {name: p.clone() for name, p in current.items() if p.data_ptr() != weights[name].data_ptr()}
-    for name in own:
-        current[name].copy_(weights[name])
+    """Exchange the weights of the model, e.g. with a moving average, and change them back afterwards; None: no change.
+
+    No tensor is held twice: meanwhile `weights`, of the same dtype, has those of the model.
+    """
+    _exchange(model, weights or {})
     try:
         yield
     finally:
-        for name, before in own.items():
-            current[name].copy_(before)
+        _exchange(model, weights or {})
+
+
+def _exchange(model: Network, weights: Mapping[str, Tensor]) -> None:
+    current = unique_tensors(model)
+    for name, other in weights.items():
+        if current[name].data_ptr() != other.data_ptr():
+            before = current[name].clone()
+            current[name].copy_(other)
+            other.copy_(before)
 
 
 def _restore(kept: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -125,7 +125,7 @@ def seen_in_training(model: str | Path, tokenizer: Any, case: Case) -> dict[str,
         near = []
         for text, target in _candidates(database, {word: docs for word, (docs, _) in found.items() if docs}):
             share = sum(weights[word] for word in words.keys() & set(words_of(text))) / sum(weights.values())
-            near.append((-share, len(text), text, target))
+            near.append((-share, abs(len(text) - len(case.source)), text, target))
         pieces = dict(database.execute("SELECT id, count FROM pieces"))
     near.sort()
     counts = [(word, found[key][1]) for key, word in words.items()]

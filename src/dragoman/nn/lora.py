@@ -75,13 +75,12 @@ def adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The tensors of the model without adapters that computes the same; each is computed when it is used, in float64.
+    """The tensors of the model without adapters that computes the same, each computed in float64 when it is used.
 
-    So a large model is not in memory twice while it is saved.
+    tensors: those of the model with adapters, by name.  scale: alpha / rank.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], scale: float) -> None:
-        """tensors: those of the model with adapters, by name.  scale: alpha / rank."""
         self._tensors, self._scale = tensors, scale
 
     def __getitem__(self, name: str) -> Tensor:

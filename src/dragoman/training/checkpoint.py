@@ -38,20 +38,6 @@ from dragoman.training.progress import Progress
 _AGAIN = "Copy the folder again, or use an earlier checkpoint."
 
 
-def training_files(
-    model: nn.Module, optimizer: Optimizer, progress: Progress, data_hash: str, ema: Mapping[str, Tensor] | None
-) -> dict[str, bytes | Mapping[str, Tensor]]:
-    """Return the optimizer's moments, the progress and the weights that the saved model does not contain, by file.
-
-    With a moving average the saved model is the average, so that all trained weights are stored here, too.  With
-    adapters, the saved model contains merged weights, and those of the adapted layers are stored here.
-    """
-    return {
-        "training.safetensors": moments(model, optimizer, ema is not None),
-        "training.json": training_json(progress, data_hash),
-    }
-
-
 def adapter_file(tensors: Mapping[str, Tensor], lora: LoRAConfig, origin: Mapping[str, str]) -> bytes:
     """Return a safetensors file with the adapters alone, which records their settings and the model they belong to."""
     found = {name: tensor.cpu().contiguous() for name, tensor in adapters(tensors).items()}
@@ -62,7 +48,8 @@ def adapter_file(tensors: Mapping[str, Tensor], lora: LoRAConfig, origin: Mappin
 def moments(model: nn.Module, optimizer: Optimizer, raw: bool) -> dict[str, Tensor]:
     """Return the state of the optimizer, as `<kind>/<parameter>`, and weights, as `raw/<parameter>`.
 
-    raw: whether all weights are included; without, only those of layers with adapters.
+    raw: whether all weights are included, because the saved model is a moving average; without, only those of layers
+    with adapters, because the saved model contains merged weights.
     """
     found = {
         f"{kind}/{name}": value.detach()

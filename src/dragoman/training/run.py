@@ -50,7 +50,7 @@ from dragoman.models.size import check_memory, count_parameters
 from dragoman.nn.lora import MergedWeights, adapter_size, add_adapters
 from dragoman.registry import parts_of
 from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
-from dragoman.training.checkpoint import InitialModel, adapter_file, open_initial, training_files, training_json
+from dragoman.training.checkpoint import InitialModel, adapter_file, moments, open_initial, training_json
 from dragoman.training.optim import Optimizer, state_size
 from dragoman.training.progress import Progress
 from dragoman.training.tasks.registry import open_task
@@ -322,7 +322,10 @@ class TrainingRun:
         """
         target = self.checkpoint(progress)
         weights = unique_tensors(model) if ema is None else ema
-        training = training_files(model, optimizer, progress, self.task.data_hash, ema)
+        training: dict[str, bytes | Mapping[str, Tensor]] = {
+            "training.safetensors": moments(model, optimizer, raw=ema is not None),
+            "training.json": training_json(progress, self.task.data_hash),
+        }
         if (lora := self.config.train.lora) is not None:
             training["adapters.safetensors"] = adapter_file(weights, lora, self._origin()["init_from"])
             weights = MergedWeights(weights, lora.scale)

@@ -258,10 +258,7 @@ class TrainingStep:
 
 @contextmanager
 def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
-    """Exchange the weights of the model, e.g. with a moving average, and change them back afterwards; None: no change.
-
-    No tensor is held twice: meanwhile `weights`, of the same dtype, has those of the model.
-    """
+    """Exchange the tensors of the model with `weights` of the same dtype, and back afterwards; None: no change."""
     _exchange(model, weights or {})
     try:
         yield

@@ -93,11 +93,7 @@ class _MarkdownBlock:
         except _Mismatch:
             self._marked = pair_marks([self._content.replace("\n", " ")])
             self._free = {*"\\`*[]_<&~", *_DIALECT}
-
-    @property
-    def segment(self) -> Segment:
-        """The text with its tags."""
-        return self._marked.segment
+        self.segment = self._marked.segment
 
     def replace(self, translated: Segment) -> None:
         """Set the new source.

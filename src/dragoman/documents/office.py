@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.documents.archive import Archive
-from dragoman.documents.segments import DocumentTranslator, Mark, MarkedText, is_identifier, pair_marks
+from dragoman.documents.segments import DocumentTranslator, Mark, is_identifier, pair_marks
 from dragoman.documents.xml_spans import Edits, Inline, Node, Role, Span, escape
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment, plain_text
@@ -85,12 +85,8 @@ class Paragraph:
         tag = _PREFIX.match(edits.source, node.start)
         self._prefix = tag[1] if tag else b""
         items, self._properties = self._level(node)
-        self._marked: MarkedText = pair_marks(items)
-
-    @property
-    def segment(self) -> Segment:
-        """The text with its tags."""
-        return self._marked.segment
+        self._marked = pair_marks(items)
+        self.segment = self._marked.segment
 
     def replace(self, translated: Segment) -> None:
         """Write the translation, which has the tags of `segment`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dragoman.documents.plain import decode_text
-from dragoman.documents.segments import Mark, MarkedText, pair_marks
+from dragoman.documents.segments import Mark, pair_marks
 from dragoman.errors import clip
 from dragoman.markup.segment import Segment
 from dragoman.markup.xml import XmlScanner
@@ -222,19 +222,15 @@ EMPTY = Role()
 
 
 class Inline:
-    """The content of an element as a segment.
+    """The content of an element as a segment: its text with tags.
 
     role: returns what an inline element is.  collapse: whether a sequence of whitespace counts as one space.
     """
 
     def __init__(self, node: Node, edits: Edits, role: Callable[[Node], Role], collapse: bool = False) -> None:
         self._node, self._edits, self._role, self._collapse = node, edits, role, collapse
-        self._marked: MarkedText = pair_marks(self._items(node))
-
-    @property
-    def segment(self) -> Segment:
-        """The text with its tags."""
-        return self._marked.segment
+        self._marked = pair_marks(self._items(node))
+        self.segment = self._marked.segment
 
     def replace(self, translated: Segment) -> None:
         """Write the translation, which has the tags of `segment`, into the element."""

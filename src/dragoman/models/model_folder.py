@@ -109,12 +109,11 @@ def save_model(
             files[name] = content
         else:
             groups[name] = content
-    shapes = {file: {name: tensor.to("meta") for name, tensor in group.items()} for file, group in groups.items()}
-    size = sum(tensor.nbytes for group in shapes.values() for tensor in group.values())
+    size = sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())
     with unfinished_folder(folder, files, meta, size) as (unfinished, sha256):
-        for file, like in shapes.items():  # without a copy of all tensors as bytes
-            parts = (groups[file][name].contiguous().cpu() for name in tensor_order(like))
-            sha256[file] = write_tensors(unfinished / file, like, parts)
+        for file, group in groups.items():  # without a copy of all tensors as bytes
+            parts = (group[name].contiguous().cpu() for name in tensor_order(group))
+            sha256[file] = write_tensors(unfinished / file, group, parts)
 
 
 def described_files(config: Config, vocabulary: Vocabulary, profile: TrainingProfile | None) -> dict[str, bytes]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import transformers_checkpoints
+from dragoman.adapt import adaptation
 from dragoman.advice import measurement
+from dragoman.advice.finetune import Initial
+from dragoman.advice.monolingual import Monolingual
 from dragoman.config.stages import load_stages
 from random_models import random_model
 from small_run import Cli, digit_pairs, write_lines
@@ -19,6 +23,7 @@ SIDES = {
     "en": "a dog runs across the field two people sit on bench",
     "de": "ein hund über feld zwei leute bank und auf",
 }
+LESS = ("--budget", "5 min", "--encoder-layers", "1")
 ADAPT = ("adapt", "model", "n.en", "n.xx", "--languages", "en", "xx", "--budget", "5 min")
 
 
@@ -36,18 +41,44 @@ def digits() -> None:
         write_lines(Path(name), [pair[side] for pair in digit_pairs(300, longest=9)])
 
 
-def test_the_document_has_a_stage_for_each_step_and_the_costs_are_printed(cli: Cli) -> None:
+def test_general_text_is_translated_by_the_original_and_its_pieces_are_kept(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptation, "limit_lines", lambda text, *rest: Monolingual(text.lines[:50], 60.0))
     digits()
-    code, out, err = cli(*ADAPT, "--encoder-layers", "1")
+    write_lines(Path("n.tsv"), [f"{source}\t{target}" for source, target in digit_pairs(300, longest=9)])
+    general = [source for source, _ in digit_pairs(90, seed=5)]
+    write_lines(Path("more"), ["", *general, general[0]])
+    code, out, err = cli("adapt", "model", "n.tsv", "--languages", "en", "xx", "--general", "more", *LESS)
     assert (code, out) == (0, b"dragoman train en-xx.toml\n"), err
-    for row in ("small", "final"):
-        assert any(line.startswith(row) for line in err.splitlines()), err
-    assert "1 of 2 encoder layers" in err and "all weights" in err and "validation target: " in err
-    small, final = tomllib.loads(Path("en-xx.toml").read_text(encoding="utf-8"))["stage"]
-    assert small["prune"]["source"] == ["train.en"] and small["prune"]["encoder_layers"] == 1
-    assert final["train"]["init_from"] == "stage:small"
+    for said in ("general: read 92 = kept", "duplicate 1", "-> at least ", "1 of 2 encoder layers", "all weights, "):
+        assert said in err, err
+    (row,) = [line for line in err.splitlines() if line.startswith("general  ")]
+    data = {name: Path("en-xx-data", name).read_text("utf-8").splitlines() for name in ("general.en", "original.en")}
+    assert "translating 50 lines" in row and len(data["general.en"]) == 50
+    assert data["original.en"] and not {*data["original.en"]} & {*data["general.en"]}
+    document = tomllib.loads(Path("en-xx.toml").read_text(encoding="utf-8"))
+    text, small, final = document["stage"]
+    assert text["name"] == "general" and text["translate"]["text"] == "general.en"
+    assert small["prune"]["source"] == ["train.en", "general.en"]
+    assert small["prune"]["target"] == ["train.xx", "stage:general"]
+    assert final["data"]["train"][1]["path"] == "stage:general" and final["data"]["train"][1]["weight"] == 1.0
+    assert final["data"]["also_valid"]["original"] == {"source": "original.en", "target": "original.xx"}
+    assert document["train"]["budget"] == "4 min", "the translation takes a minute"
+    assert small["prune"]["encoder_layers"] == 1 and final["train"]["init_from"] == "stage:small"
     stages = load_stages("en-xx.toml", run="run")
-    assert stages[1].config.model.encoder_layers == 1  # type: ignore[union-attr]
+    assert stages[2].config.model.encoder_layers == 1  # type: ignore[union-attr]
+
+
+def test_an_imported_model_without_dropout_is_trained_without_smoothing() -> None:
+    digits()
+    found = []
+    for dropout in (0.0, 0.1):
+        initial = replace(Initial.of(Path("model")), imported=True)
+        model = initial.config.model.model_copy(update={"dropout": dropout})
+        initial = replace(initial, config=initial.config.model_copy(update={"model": model}))
+        found += [one.value for one in initial.training(60, 0) if one.key == "train.label_smoothing"]
+    assert found == [0.0, 0.1]
 
 
 @pytest.mark.thorough
@@ -64,11 +95,14 @@ def test_adapters_are_trained_if_memory_is_short(cli: Cli, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("changes", "problems"), {
     ("n.xx", "n.en", "--languages", "xx", "en"): ["the model translates en to xx, but the text is xx to en"],
-    ("n.en", "gone", "--languages", "en", "zz", "--encoder-layers", "3"):
-        ["is en to zz", "no such file: gone", "accepted: 1 to 2"],
+    ("n.en", "gone", "--languages", "en", "zz", "--encoder-layers", "3", "--general", "lost"):
+        ["is en to zz", "no such file: gone", "accepted: 1 to 2", "--general lost: no such file"],
+    ("one.csv", "--min-count", "0", "--general", "a.fr"):
+        ["one.csv", "--min-count 0", "its language is fr; accepted: text in the source language, en"],
 }.items())  # fmt: skip
 def test_all_problems_are_reported_before_any_work(changes: tuple[str, ...], problems: list[str], cli: Cli) -> None:
     digits()
+    write_lines(Path("a.fr"), write_lines(Path("one.csv"), ["1,2"]).read_text().split())
     code, out, err = cli("adapt", "model", *changes)
     assert code == 2 and out == b"" and all(problem in err for problem in problems), err
     assert not list(Path().glob("*.toml")) and not list(Path().glob("*-data"))

@@ -111,6 +111,7 @@ def test_a_lexical_shortlist_is_imported(tmp_path: Path) -> None:
     size = checkpoint.settings["dim-vocabs"][0]
     (source / "lex.s2t.bin").write_bytes(lexical_shortlist(lists + [[]] * (size - len(lists)), 5))
     done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
+    assert read_config(done.folder).model.dropout == 0.0, "what is not recorded may destroy a student"
     search = read_config(done.folder).search
     assert (search.beam, search.alpha, search.shrink_beam, search.split_sentences) == (1, 1.0, True, "on")
     translator = Translator.load(done.folder, engine="pytorch", quantize="none", shortlist=True)

@@ -14,12 +14,14 @@ import tomli_w
 
 import dragoman.training.stages as stages_module
 from dragoman.adapt import pruning
+from dragoman.adapt.stage import probe_stage
 from dragoman.config import CorpusConfig, load_config
 from dragoman.config.stages import Stage, load_stages
 from dragoman.errors import ConfigError, DataError, ModelFolderError, UsageError
 from dragoman.evaluation.compare.runs import compare_runs
 from dragoman.io import writing
 from dragoman.io.model_files import find_model
+from dragoman.io.reading import hash_file
 from dragoman.io.run_log import Reporter
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer, load_vocabulary
@@ -176,6 +178,8 @@ PROBLEMS: dict[str, Callable[[Any], Any]] = {
     "stage small: the last stage makes a pruned model": lambda s: s.append(
         {"name": "small", "reverse": True, "prune": PRUNE}),
     "prune.model = 'stage:reverse': translates xx to en": lambda s: s.insert(1, {"name": "small", "prune": PRUNE}),
+    "prune.target = 'stage:reverse': this stage makes a model; accepted: a stage that makes text": lambda s: s.insert(
+        1, {"name": "small", "reverse": True, "prune": PRUNE | {"target": ["stage:reverse"]}}),
     "its languages are en and xx; the stage needs en and zz": lambda s: s[2]["data"].update(target_language="zz"),
 }  # fmt: skip
 
@@ -345,6 +349,24 @@ def test_a_pruned_model_is_trained_and_its_settings_may_not_change(folder: Path,
     assert sizes[0] > sizes[1] == sizes[2] and f"small: {sizes[0]} -> {sizes[1]} pieces, 0 layers" in said.text
     with pytest.raises(ConfigError, match="min_count: the stage has 1, the document 2"):
         train_stages(pruned(model, min_count=2))
+
+
+def test_the_pieces_of_a_text_that_an_earlier_stage_makes_are_kept(folder: Path, model: Path) -> None:
+    write_lines(folder / "data" / "few", [source for source, _ in digit_pairs(40, seed=9)])
+    how: dict[str, Any] = {"model": str(model), "language": False, "beam": 1}
+    tuned = {"name": "tuned", "train": {"init_from": "stage:small", "budget": "2 steps", "validate_every": "2 steps"}}
+    write_lines(folder / "data" / "one", ["one"])
+    prune = {"model": str(model), "source": ["one"], "target": ["stage:lessons"]}
+    document = staged({"name": "lessons", "translate": how | {"text": "few"}}, {"name": "small", "prune": prune}, tuned)
+    assert probe_stage(plan(document)[1], Path("probe")) is None, "no text of the target is known"
+    prune["target"] = ["one", "stage:lessons"]
+    probed = probe_stage(plan(document)[1], Path("probe"))
+    said = Listener()
+    train_stages(plan(document), reporter=said)
+    assert "small: model en to xx with lessons" in said.text
+    hashes = [hash_file(Path(path), "blake2b") for path in ("data/one", "run/lessons/text.xx")]
+    assert json.loads(Path("run/small/settings.json").read_text("utf-8"))["target"] == hashes
+    assert probed is not None and probed.coverage["target"].tokens == 1, "without the text that is not made"
 
 
 @pytest.mark.thorough

@@ -1,70 +1,109 @@
 """`dragoman adapt`: a document of stages that makes a public model smaller and fine-tunes it on a parallel text.
 
-A checkpoint of another program is imported first.  The pruned model is measured before the document is written.
+A checkpoint of another program is imported first, general text translated by the original, the pruned model measured.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dragoman.adapt.pruning import PAIRS, Pruned, Pruning, prune_model
 from dragoman.adapt.stage import direction
-from dragoman.advice.choice import Setting
-from dragoman.advice.finetune import Initial
+from dragoman.advice.choice import Setting, duration
+from dragoman.advice.finetune import Initial, Preparation, replay_weight
+from dragoman.advice.monolingual import Monolingual, limit_lines, read_monolingual
 from dragoman.advice.new import TrainingPlan
+from dragoman.advice.raw_pairs import single_corpus
+from dragoman.advice.text import TRAIN, VALID
 from dragoman.errors import check_problems
 from dragoman.formats.importing.family import collecting
 from dragoman.formats.importing.importer import import_model, plan_import
 from dragoman.io.model_files import find_model
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
+
+_TEXT, _HELD = "general", 200  # lines of it, at least, that are scored instead of learned
 
 
 @dataclass(frozen=True)
 class Adapted(Initial):
-    """A model to adapt.  pruning: with the texts of the user.  pruned: what became of it, in `seconds`."""
+    """A model to adapt, pruned for the texts of the user in `seconds`.  lines: of a general text, are translated."""
 
     pruning: Pruning = Pruning(Path())  # noqa: RUF009 (frozen)
     is_checkpoint: bool = False
+    general: Path | None = None
     pruned: Pruned | None = None
     seconds: float = 0.0
+    lines: int = 0
 
-    def prepared(
-        self,
-        languages: tuple[str, str],
-        folder: Path,
-        scratch: Path,
-        path: Path,
-        stack: ExitStack,
-        log: Callable[[str], None],
-    ) -> Adapted:
-        model = path.with_name(f"{path.stem}-model") if self.is_checkpoint else find_model(self.path)
+    def prepared(self, on: Preparation) -> Adapted:
+        codes, pairs = dict(zip(("source", "target"), on.languages, strict=True)), on.split.counts[TRAIN]
+        how = on.languages[0], on.folder, on.split.digits, on.log, _TEXT
+        text = self.general and read_monolingual(self.general, *how)
+        model = on.path.with_name(f"{on.path.stem}-model") if self.is_checkpoint else find_model(self.path)
         if self.is_checkpoint:
-            log("\n".join(import_model(self.path, model).lines()))
-            stack.push(lambda kind, error, trace: None if kind is None else shutil.rmtree(model))
+            on.log("\n".join(import_model(self.path, model).lines()))
+            on.stack.push(lambda kind, error, trace: None if kind is None else shutil.rmtree(model))
         replay = [corpus for corpus in self._corpora(self.data.train) if self.pairs and "source" in corpus]
-        sides = zip(("source", "target"), languages, strict=True)
-        files = {side: [f"train.{code}", *(corpus[side] for corpus in replay)] for side, code in sides}
-        valid, codes = folder / f"valid.{languages[0]}", direction(self.vocabulary, languages)
-        texts = [[folder / file for file in paths] for paths in files.values()]
-        pair = (valid, valid.with_suffix(f".{languages[1]}")) if valid.is_file() else None
-        rules = replace(self.pruning, model=model, source=texts[0], target=texts[1], valid=pair, languages=codes)
+        files = {side: [f"train.{code}", *(corpus[side] for corpus in replay)] for side, code in codes.items()}
+        known = {side: [on.folder / file for file in paths] for side, paths in files.items()}
+        final = [Setting("name", "final", "The model of the run."), Setting("train.init_from", "stage:small", "")]
+        stages, rest, weight = list[list[Setting]](), Monolingual([]), 0.0
+        if text:
+            rest = self._lessons(text, model, on)
+            weight = replay_weight(pairs, len(rest.lines))
+            about = f"Translations of the original against forgetting, in {duration(rest.seconds)}."
+            stage = [Setting("name", _TEXT, about), Setting("translate.model", str(model.resolve()), "")]
+            stage += [Setting("translate.text", f"{_TEXT}.{on.languages[0]}", f"{len(rest.lines):,} lines.")]
+            stages = [[*stage, Setting("translate.beam", 1, "Greedy search: more lines in the same time.")]]
+            corpora = next(one.value for one in self.with_replay(on.data, pairs) if one.key == "data.train")
+            lessons = {"path": f"stage:{_TEXT}", "weight": weight}
+            final.append(Setting("data.train", [*corpora, lessons], "The pairs, and translations of the original."))
+            # Its translations are known when the stage has made them; before, those of a few lines.
+            texts = zip(codes.items(), (f"{_TEXT}.{on.languages[0]}", f"stage:{_TEXT}"), strict=True)
+            for (side, code), file in texts:
+                files[side].append(file)
+                known[side].append(on.folder / (file if side == "source" else f"original.{code}"))
+                if on.split.counts[VALID]:
+                    reason = "Also scored, to see what the model forgets." * (side == "source")
+                    final.append(Setting(f"data.also_valid.original.{side}", f"original.{code}", reason))
+        valid, named = on.folder / f"valid.{on.languages[0]}", direction(self.vocabulary, on.languages)
+        pair = (valid, valid.with_suffix(f".{on.languages[1]}")) if valid.is_file() else None
+        source, target = known.values()
+        rules = replace(self.pruning, model=model, source=source, target=target, valid=pair, languages=named)
         begun = time.monotonic()
-        pruned = prune_model(rules, scratch / "small", log, compare=False)
+        pruned = prune_model(rules, on.scratch / "small", on.log, compare=False)
         for line in pruned.lines()[:-1]:
-            log(line)
+            on.log(line)
         own: dict[str, Any] = {f"{stack}_layers": count for stack, count in rules.layers.items()}
         own |= {"min_count": rules.min_count, "scripts": list(rules.scripts)}
         small = [Setting("name", "small", "The pruned model."), Setting("prune.model", str(model.resolve()), "")]
         small += [Setting(f"prune.{key}", value, "") for key, value in {**files, **own}.items()]
-        final = [Setting("name", "final", "The model of the run."), Setting("train.init_from", "stage:small", "")]
-        seconds = time.monotonic() - begun
-        return replace(self, path=model, stages=[small, final], measured=pruned.folder, pruned=pruned, seconds=seconds)
+        made = replace(self, path=model, stages=[*stages, small, final], measured=pruned.folder, pruned=pruned)
+        made = replace(made, seconds=time.monotonic() - begun, lines=len(rest.lines), spent=rest.seconds)
+        return replace(made, replayed=weight * len(rest.lines) / pairs)
+
+    def _lessons(self, text: Monolingual, model: Path, on: Preparation) -> Monolingual:
+        """Write the lines that the original translates, which are returned, and translations of others."""
+        translator = Translator.load(model)
+        if any(translator.tokenizer.languages):
+            translator.tokenizer = translator.tokenizer.between(*on.languages)
+        held = text.lines[:: max(10, len(text.lines) // _HELD)]
+        translator.translate(held[:1], beam=1)  # packs the weights
+        begun = time.monotonic()
+        made = [one.text.strip() for one in translator.translate(held, beam=1)]
+        rate = len(held) / (time.monotonic() - begun)
+        rest = [line for line in text.lines if line not in {*held}] or text.lines
+        lessons = limit_lines(Monolingual(rest), rate, on.seconds, on.log, _TEXT)
+        lessons.write(on.folder / f"{_TEXT}.{on.languages[0]}")
+        for code, lines in zip(on.languages, (held, made), strict=True):
+            Monolingual(lines).write(on.folder / f"original.{code}")
+        return lessons
 
     def training(self, seconds: float, validated: int) -> list[Setting]:
         return [setting for setting in super().training(seconds, validated) if setting.key != "train.init_from"]
@@ -73,12 +112,15 @@ class Adapted(Initial):
         """Yield for each stage its name, what it does, million weights, MB, minutes and GB of memory."""
         assert self.pruned is not None
         before, after = self.pruned.size
+        if self.lines:
+            yield _TEXT, f"translating {self.lines:,} lines", "", "", f"{self.spent / 60:.1f}", ""
         have = {stack: getattr(self.config.model, f"{stack}_layers") for stack in self.pruning.layers}
         removed = sum(have.values()) - sum(self.pruning.layers.values())  # each with the loss of every layer
         tokens = PAIRS * plan.forecast.tokens / plan.forecast.epochs / plan.facts.pairs * removed * sum(have.values())
         compared = tokens / plan.speeds[0].tokens_per_second / 3 * before / after  # a third: the forward passes
         layers = [f"{count} of {have[stack]} {stack} layers" for stack, count in self.pruning.layers.items()]
-        what = ", ".join([f"{self.pruned.pieces[0]:,} -> {self.pruned.pieces[1]:,} pieces", *layers])
+        least = "at least " * bool(self.lines)  # most translations of the general text are not known yet
+        what = ", ".join([f"{self.pruned.pieces[0]:,} -> {least}{self.pruned.pieces[1]:,} pieces", *layers])
         sizes = [f"{before / unit:,.1f} -> {after / unit:,.1f}" for unit in (4e6, 1e6)]
         yield "small", what, *sizes, f"{(self.seconds + compared) / 60:.1f}", ""
         how = "all weights" if plan.config.train.lora is None else "LoRA"
@@ -87,7 +129,7 @@ class Adapted(Initial):
         yield "final", what, *(f"{number:,.1f}" for number in numbers)
 
 
-def checked(pruning: Pruning) -> Adapted:
+def checked(pruning: Pruning, general: Path | None = None) -> Adapted:
     """Return the model to adapt.  Raises UsageError with all problems that can be found before the text is read."""
     path = pruning.model
     if is_checkpoint := (path / "config.json").exists() and not (path / "meta.json").exists():
@@ -95,11 +137,22 @@ def checked(pruning: Pruning) -> Adapted:
         initial = Initial(path, plan.config, True, 0, plan.vocabulary.tokenizer)
     else:
         initial = Initial.of(path)
-    problems, codes = list[str](), pruning.languages
+    problems, codes = list[str](), [code for code in pruning.languages if code]
     with collecting(problems):
-        initial.check((codes[0], codes[1])) if codes[0] and codes[1] else None
-    rules = replace(pruning, valid=pruning.valid or (pruning.source[0], pruning.target[0]), languages=(None, None))
-    own = initial.vocabulary
-    problems += rules.problems(initial.config, own if isinstance(own, Tokenizer) and not any(own.languages) else None)
+        initial.check((codes[0], codes[1])) if codes else None
+    one, own = pruning.source[0], initial.vocabulary
+    single = [] if pruning.target else [one]  # a file with both sides
+    target = [*pruning.target, one][0]
+    rules = replace(pruning, target=[target], valid=pruning.valid or (one, target), languages=(None, None))
+    tokenizer = own if isinstance(own, Tokenizer) and not any(own.languages) else None
+    problems += rules.problems(initial.config, tokenizer, single)
+    for path in single:
+        with collecting(problems):
+            single_corpus(path, codes or None, lambda text: None)
+    if general is not None:
+        with collecting(problems):
+            read_monolingual(
+                general, codes[0] if codes else initial.data.source_language, None, False, lambda text: None, _TEXT
+            )
     check_problems("invalid adaptation:", problems)
-    return Adapted(**vars(initial), pruning=pruning, is_checkpoint=is_checkpoint)
+    return Adapted(**vars(initial), pruning=pruning, is_checkpoint=is_checkpoint, general=general)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.advice.commands import Budget, Clean, Languages, Out, Test, Valid
+from dragoman.advice.commands import Budget, Clean, Languages, Out, Source, Target, Test, Valid
 from dragoman.cli.options import Model, SourceLanguage, TargetLanguage
 from dragoman.cli.streams import log
 
@@ -19,8 +19,11 @@ Script = Annotated[list[str] | None, typer.Option(help="Also keep all pieces of 
 
 def adapt(
     model: Annotated[Path, typer.Argument(help="Run, model folder, or checkpoint that 'dragoman import' accepts.")],
-    source: Annotated[Path, typer.Argument(help="Source text, one sentence per line.")],
-    target: Annotated[Path, typer.Argument(help="Translations of SOURCE, one per line.")],
+    source: Source,
+    target: Target = None,
+    general: Annotated[
+        Path | None, typer.Option(help="General text in the source language, which MODEL translates, to forget less.")
+    ] = None,
     budget: Budget = "20 min",
     out: Out = None,
     languages: Languages = None,
@@ -42,18 +45,11 @@ def adapt(
     from dragoman.cli.console import console, plain_table, print_table
 
     how = min_count, script or (), encoder_layers, decoder_layers, languages or (None, None)
+    initial = checked(Pruning(model, [source], [target] if target else [], valid, *how), general)
     plan = plan_training(
-        source,
-        target,
-        budget=budget,
-        languages=languages,
-        valid=valid,
-        test=test,
-        out=out,
-        clean=clean,
-        from_=checked(Pruning(model, [source], [target], valid, *how)),
-        log=log,
-    )
+        source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean,
+        from_=initial, log=log,
+    )  # fmt: skip
     table = plain_table("stage", "what", "million weights", "MB", "min", "GB of memory", left=("what",))
     assert isinstance(plan.initial, Adapted)
     for row in plan.initial.rows(plan):
@@ -81,8 +77,6 @@ def prune(
     """
     from dragoman.adapt.pruning import Pruning, prune_model
 
-    languages = source_language, target_language
-    pruning = Pruning(
-        model, source or (), target or (), valid, min_count, script or (), encoder_layers, decoder_layers, languages
-    )
+    layers, languages = (encoder_layers, decoder_layers), (source_language, target_language)
+    pruning = Pruning(model, source or (), target or (), valid, min_count, script or (), *layers, languages)
     typer.echo("\n".join(prune_model(pruning, out, log).lines()))

@@ -96,9 +96,9 @@ class Pruning:
         check_problems("invalid pruning options:", [*others, *self.problems(config, tokenizer)])
         return folder, config, tokenizer
 
-    def problems(self, config: Config, tokenizer: Tokenizer | None) -> list[str]:
-        """Return what is wrong with files and settings.  tokenizer: None before the model exists."""
-        problems = list(self._problems(config))
+    def problems(self, config: Config, tokenizer: Tokenizer | None, later: Sequence[Path] = ()) -> list[str]:
+        """Return what is wrong with files, except those of later, and settings.  tokenizer: None before it exists."""
+        problems = list(self._problems(config, later))
         with collecting(problems):
             if tokenizer is not None and (self.layers or any(self.languages)):
                 tokenizer.between(*self.languages)
@@ -109,13 +109,13 @@ class Pruning:
         codes = config.parallel.source_language, config.parallel.target_language
         source, target = (given or own for given, own in zip(self.languages, codes, strict=True))
         for files, own, other in ((self.source, source, target), (self.target, target, source)):
-            for file in filter(Path.is_file, files):
+            for file in (file for file in files if file.is_file() and file not in later):
                 with collecting(problems):
                     check_text_file(file, "use a text file with one sentence per line")
                     found = likely_language(list(islice(read_lines(file), _SAMPLE)))
                     if found and own[:2] != found == other[:2]:
                         problems.append(f"{file}: its language is {found}; accepted: {own}. Exchange source and target")
-        if self.valid and all(map(Path.is_file, self.valid)):
+        if self.valid and all(path.is_file() and path not in later for path in self.valid):
             with collecting(problems):
                 _pairs(self.valid)
         return problems
@@ -126,7 +126,7 @@ class Pruning:
         counts = zip(STACKS, (self.encoder_layers, self.decoder_layers), strict=True)
         return {stack: count for stack, count in counts if count is not None}
 
-    def _problems(self, config: Config) -> Iterator[str]:
+    def _problems(self, config: Config, later: Sequence[Path]) -> Iterator[str]:
         if bool(self.source) != bool(self.target) or not (self.source or self.layers):
             yield "accepted: source and target with the text of both sides, a number of layers, or all of these"
         if self.min_count < 1:
@@ -139,7 +139,7 @@ class Pruning:
         if self.layers and self.valid is None:
             yield "layers are compared on validation pairs: give two files with valid (of a stage: data.valid)"
         files = dict.fromkeys((*self.source, *self.target, *(self.valid or ())))
-        if missing := [str(file) for file in files if not file.is_file()]:
+        if missing := [str(file) for file in files if not file.is_file() and file not in later]:
             yield f"no such file: {', '.join(missing)}"
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dragoman.adapt.pruning import Pruned, Pruning, prune_model
 from dragoman.config import resolve_path
+from dragoman.config.document import STAGE_REFERENCE
 from dragoman.config.stages import Stage
 from dragoman.errors import ModelFolderError
 from dragoman.io.model_files import find_model
@@ -15,11 +17,17 @@ from dragoman.io.reading import hash_file
 from dragoman.tokenizers import Tokenizer, load_vocabulary
 
 
-def pruning_of(stage: Stage, model: Path | None = None) -> Pruning:
-    """Return the settings of a stage.  model: instead of its own.  Raises UsageError as `resolve_path` does."""
-    rules, data, model = stage.prune, stage.config.parallel, model or stage.models[0]
+def pruning_of(stage: Stage) -> Pruning:
+    """Return the settings of a stage.  Raises UsageError as `resolve_path` does."""
+    rules, data, model = stage.prune, stage.config.parallel, stage.models[0]
     assert rules is not None
-    source, target = ([resolve_path(path, data.root) for path in side] for side in (rules.source, rules.target))
+
+    def file(path: str, language: str) -> Path:
+        name = path.removeprefix(STAGE_REFERENCE)
+        return resolve_path(path, data.root) if name == path else stage.folder.with_name(name) / f"text.{language}"
+
+    sides = zip((rules.source, rules.target), stage.languages, strict=True)
+    source, target = ([file(path, language) for path in side] for side, language in sides)
     valid = [] if data.valid is None else [resolve_path(path, data.root) for path in data.valid.paths().values()]
     languages = direction(_tokenizer(stage, model), stage.languages)
     pair = (valid[0], valid[1]) if len(valid) == 2 else None
@@ -47,7 +55,14 @@ def _tokenizer(stage: Stage, model: Path) -> Tokenizer | None:
 
 def stage_problems(stage: Stage) -> list[str]:
     """Return what is wrong with the files, the layers and the vocabulary; the model may not exist yet."""
-    return pruning_of(stage).problems(stage.config, _tokenizer(stage, stage.models[0]))
+    pruning = pruning_of(stage)
+    return pruning.problems(stage.config, _tokenizer(stage, stage.models[0]), [*_later(stage, pruning)])
+
+
+def _later(stage: Stage, pruning: Pruning) -> Iterator[Path]:
+    """Yield the files of texts that earlier stages have not made yet."""
+    made = (file for file in (*pruning.source, *pruning.target) if file.parent.parent == stage.folder.parent)
+    return (file for file in made if not file.is_file())
 
 
 def stage_settings(stage: Stage) -> dict[str, Any]:
@@ -59,6 +74,16 @@ def stage_settings(stage: Stage) -> dict[str, Any]:
     return stage.prune.model_dump(mode="json", exclude={"model"}) | {"languages": pruning.languages} | hashes
 
 
-def prune_stage(stage: Stage, log: Callable[[str], None] = lambda text: None, probe: Path | None = None) -> Pruned:
-    """Write the pruned model into the folder of a stage, or one of its size into `probe`.  Raises as `prune_model`."""
-    return prune_model(pruning_of(stage), probe or stage.folder, log, replace=True, compare=probe is None)
+def prune_stage(stage: Stage, log: Callable[[str], None] = lambda text: None) -> Pruned:
+    """Write the pruned model into the folder of a stage.  Raises as `prune_model`."""
+    return prune_model(pruning_of(stage), stage.folder, log, replace=True)
+
+
+def probe_stage(stage: Stage, folder: Path) -> Pruned | None:
+    """Write a model of about the size of the pruned one, without text that is not made yet; None if it needs that."""
+    pruning = pruning_of(stage)
+    later = {*_later(stage, pruning)}
+    source, target = ([file for file in files if file not in later] for files in (pruning.source, pruning.target))
+    if not stage.models[0].is_dir() or (later and not (source and target)):
+        return None
+    return prune_model(replace(pruning, source=source, target=target), folder, compare=False)

@@ -243,12 +243,9 @@ def validation_settings(seconds: float, validated: int) -> list[Setting]:
     if not validated:
         why = "Share of the budget between checkpoints; there is no validation set."
         return [Setting("train.validate_every", every, why)]
-    why = (
-        "Selects the best checkpoint: translations often become better while the loss rises. chrF is less noisy than "
-        "BLEU."
-        if validated >= _ENOUGH_PAIRS
-        else f"Selects the best checkpoint: the translations of {validated} pairs are too few for chrF or BLEU."
-    )
+    why = "Selects the best checkpoint: translations may improve while the loss rises; chrF is less noisy than BLEU."
+    if validated < _ENOUGH_PAIRS:
+        why = f"Selects the best checkpoint: the translations of {validated} pairs are too few for chrF or BLEU."
     return [
         Setting("train.validate_every", every, "Share of the budget between two validations."),
         Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
@@ -266,7 +263,7 @@ def _train(size: Size, forecast: Training, seconds: float, validated: int) -> li
         Setting(
             "train.batch_tokens",
             forecast.batch_tokens,
-            f"Gives about {forecast.steps:,} steps: many steps with small batches learn more in the same time.",
+            f"Small batches: about {forecast.steps:,} steps, which learn more.",
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
         Setting("train.clip_norm", 1.0, "Limits the effect of batches with large gradients."),
@@ -289,7 +286,7 @@ def duration(seconds: float) -> str:
 
 _WIDTH = 100
 _TABLES = ("data", "data.valid", "data.test", "data.augment", "tokenizer", "tokenizer.target", "model", "train",
-           "train.lora", "train.optimizer", "train.schedule", "search", "back_translate", "prune")  # fmt: skip
+    "train.lora", "train.optimizer", "train.schedule", "search", "translate", "back_translate", "prune")  # fmt: skip
 
 
 def nested(settings: Iterable[Setting]) -> dict[str, Any]:

@@ -76,8 +76,7 @@ def _diagnose_stages(path: Path, overrides: Sequence[str]) -> Diagnosis:
         for stage in stages:
             where = f"{path}, stage {stage.name}"
             if stage.prune is not None:
-                if stage.models[0].is_dir():  # else an earlier stage makes it
-                    made = wing("dragoman.adapt.stage", where).prune_stage(stage, probe=scratch / stage.name)
+                if made := wing("dragoman.adapt.stage", where).probe_stage(stage, scratch / stage.name):
                     pruned[str(stage.folder)] = made.folder
                     whole.add("info", "; ".join(made.lines()[:-1]), where, "with the first layers, for the forecast")
                 continue

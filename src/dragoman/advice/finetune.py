@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.advice.choice import Setting, duration, validation_settings
+from dragoman.advice.text import Split
 from dragoman.config import Config, CorpusConfig, ParallelData, resolve_path
 from dragoman.config.train import ConstantSchedule, InverseSqrtSchedule
 from dragoman.errors import UsageError
@@ -23,16 +25,32 @@ _RATE_SHARE = 1 / 4
 """Peak of the learning rate as a share of that with which the model was trained."""
 _IMPORTED_RATE = 0.05
 """Peak of the learning rate of an imported model, times d_model: 1e-4 for the base model of Vaswani et al. (2017)."""
-_BATCH_TOKENS = 2048
+BATCH_TOKENS = 2048
 _ADAPTER_RATE = 4
 """Factor of the rate for adapters, which need a higher one (docs/finetuning.md)."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A text that was split into `folder`, its settings, a budget, the path of the document, and what undoes writes."""
+
+    languages: tuple[str, str]
+    split: Split
+    data: list[Setting]
+    seconds: float
+    folder: Path
+    scratch: Path
+    path: Path
+    stack: ExitStack
+    log: Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Initial:
     """A model to fine-tune.  imported: how it was trained is unknown.  pairs: training pairs, 0 if unknown.
 
-    vocabulary: of the model.  stages: of the document.  measured: the model that is fine-tuned, unless it is `path`.
+    stages: of the document, which need `spent` seconds and make `replayed` pairs per training pair.  measured: the
+    model that is fine-tuned, unless it is `path`.
     """
 
     path: Path
@@ -42,6 +60,8 @@ class Initial:
     vocabulary: Vocabulary
     stages: Sequence[Sequence[Setting]] = ()
     measured: Path | None = None
+    spent: float = 0.0
+    replayed: float = 0.0
 
     @classmethod
     def of(cls, path: Path) -> Initial:
@@ -65,20 +85,8 @@ class Initial:
                 "specify another model, or the text in this order, or its languages with --languages"
             )
 
-    def prepared(
-        self,
-        languages: tuple[str, str],
-        folder: Path,
-        scratch: Path,
-        path: Path,
-        stack: ExitStack,
-        log: Callable[[str], None],
-    ) -> Initial:
-        """Return the model with the stages that precede its fine-tuning; here none.
-
-        folder: of the split text.  scratch: for temporary models.  path: of the document.  stack: its callbacks undo
-        what was written if a later step fails.
-        """
+    def prepared(self, on: Preparation) -> Initial:
+        """Return the model with the stages that precede its fine-tuning; here none."""
         return self
 
     @property
@@ -101,11 +109,9 @@ class Initial:
     def _corpora(self, corpora: tuple[CorpusConfig, ...]) -> Iterator[dict[str, Any]]:
         """Yield those of some corpora of the model whose files exist, with absolute paths."""
         for corpus in corpora:
-            paths = {key: resolve_path(path, self.data.root).resolve() for key, path in corpus.paths().items()}
-            if all(path.exists() for path in paths.values()):
-                yield corpus.model_dump(exclude_defaults=True, exclude={"weight"}) | {
-                    k: str(p) for k, p in paths.items()
-                }
+            paths = {key: str(resolve_path(path, self.data.root).resolve()) for key, path in corpus.paths().items()}
+            if all(map(os.path.exists, paths.values())):
+                yield corpus.model_dump(exclude_defaults=True, exclude={"weight"}) | paths
 
     def with_replay(self, data: list[Setting], pairs: int) -> list[Setting]:
         """Return the settings of [data] with the text of the model.  pairs: of the new training text."""
@@ -113,8 +119,7 @@ class Initial:
         corpora = list(self._corpora(self.data.train)) if self.pairs else []
         for setting in data:
             if setting.key == "data.train" and corpora:
-                weight = min(1.0, max(1e-4, REPLAY_SHARE / (1 - REPLAY_SHARE) * pairs / self.pairs))
-                old = [corpus | {"weight": float(f"{weight:.2g}")} for corpus in corpora]
+                old = [corpus | {"weight": replay_weight(pairs, self.pairs)} for corpus in corpora]
                 reason = f"{setting.reason[:-1]}, and some of the {self.pairs:,} pairs of the model against forgetting."
                 setting = Setting(setting.key, [*setting.value, *old], reason)
             settings.append(setting)
@@ -130,21 +135,15 @@ class Initial:
         """Return the settings of [train] for a time.  validated: pairs of the validation set."""
         train = self.config.train
         own = "the default, because the training of the model is unknown" if self.imported else "that of the model"
-        optimizer = [
-            Setting(f"train.optimizer.{key}", value, "")
-            for key, value in train.optimizer.model_dump(exclude_defaults=True).items()
-            if key != "kind"
-        ]
+        given = train.optimizer.model_dump(exclude_defaults=True, exclude={"kind"})
+        optimizer = [Setting(f"train.optimizer.{key}", value, "") for key, value in given.items()]
         clip = train.clip_norm if not self.imported else 1.0
+        smoothing = 0.0 if self.imported and not self.config.model.dropout else train.label_smoothing
         return [
-            Setting(
-                "train.init_from",
-                str(self.path.resolve()),
-                "The model that is fine-tuned; its sections [model], [tokenizer] and [search] are used.",
-            ),
+            Setting("train.init_from", str(self.path.resolve()), "Its [model], [tokenizer] and [search] are used."),
             Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
-            Setting("train.batch_tokens", _BATCH_TOKENS, "Small batches make many steps in a short time."),
-            Setting("train.label_smoothing", train.label_smoothing, f"Label smoothing: {own}."),
+            Setting("train.batch_tokens", BATCH_TOKENS, "Small batches make many steps in a short time."),
+            Setting("train.label_smoothing", smoothing, f"Label smoothing: {own}; 0 if it has no dropout."),
             Setting("train.clip_norm", clip, "Limits the effect of batches with large gradients."),
             *validation_settings(seconds, validated),
             Setting("train.optimizer.kind", train.optimizer.kind, f"The optimizer: {own}."),
@@ -155,6 +154,11 @@ class Initial:
             Setting("train.schedule.warmup", "5%", "A twentieth of the budget."),
             Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
         ]  # fmt: skip
+
+
+def replay_weight(pairs: int, general: int) -> float:
+    """Return the weight with which `general` pairs against forgetting are read beside those of the new text."""
+    return float(f"{min(1.0, max(1e-4, REPLAY_SHARE / (1 - REPLAY_SHARE) * pairs / general)):.2g}")
 
 
 def with_adapters(settings: Sequence[Setting]) -> list[Setting]:

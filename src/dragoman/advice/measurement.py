@@ -108,18 +108,12 @@ def measure_speeds(
     return facts, speeds
 
 
-def probe(
-    facts: CorpusFacts,
-    vocabulary: Sequence[Setting],
-    size: Size,
-    folder: Path,
-    files: tuple[str, str] = ("sample.source", "sample.target"),
-) -> Config:
+def probe(facts: CorpusFacts, vocabulary: Sequence[Setting], size: Size, folder: Path) -> Config:
     """Return the configuration of a model of a size, for measuring its speed on training files in `folder`."""
     document = nested([*vocabulary, *model_settings(size), *optimizer_settings()])
     document["data"] = {
         "root": str(folder.resolve()), "source_language": facts.languages[0], "target_language": facts.languages[1],
-        "train": [{"source": files[0], "target": files[1]}],
+        "train": [{"source": "sample.source", "target": "sample.target"}],
     }  # fmt: skip
     document["train"] |= {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0}
     return parse_config(document)

@@ -1,4 +1,4 @@
-"""Text in the target language for `dragoman new`: its lines, and the stages that use it.
+"""Text in one language for `dragoman new` and `adapt`: its lines, and the stages of `new` that use it.
 
 A model of the other direction, trained on the pairs, translates the text; the model of the run learns from the pairs
 and from these translations, which have a tag (Sennrich et al. 2016; Caswell et al. 2019).  docs/stages.md has the
@@ -21,14 +21,12 @@ from dragoman.advice.choice import (
     choose_vocabulary,
     duration,
 )
-from dragoman.advice.measurement import probe, time_translation, untrained_translator
-from dragoman.advice.text import letters_hash
-from dragoman.config.stages import TextConfig
+from dragoman.advice.text import NAMES, TEST, VALID, letters_hash
 from dragoman.data.languages import file_language
 from dragoman.data.precheck import likely_language
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import check_text_file, read_lines
-from dragoman.training.run import open_run
+from dragoman.io.writing import write_file
 
 FILE = "monolingual"
 REVERSE_SHARE = 0.2
@@ -48,62 +46,53 @@ class Monolingual:
     lines: list[str]
     seconds: float = 0.0
 
+    def write(self, path: Path) -> None:
+        write_file(path, "".join(f"{line}\n" for line in self.lines).encode())
+
 
 def read_monolingual(
-    path: Path, languages: tuple[str, str], held_out: Sequence[str], digits: bool, log: Callable[[str], None]
+    path: Path, language: str, folder: Path | None, digits: bool, log: Callable[[str], None], key: str = FILE
 ) -> Monolingual:
-    """Return the lines of a text in the target language, each once, without near-duplicates of held-out targets.
+    """Return the lines of a text in a language, each once, without near-duplicates of held-out lines in a folder.
 
-    digits: see `letters_hash`.  Raises UsageError for a file that does not exist and for another language, DataError if
-    no line is left.
+    digits: see `letters_hash`.  key: the option.  Raises UsageError for a file that does not exist and for another
+    language, DataError if no line is left.
     """
     if not path.is_file():
-        raise UsageError(f"monolingual = {path}: no such file; specify a text with one sentence per line")
+        raise UsageError(f"{key} = {path}: no such file; specify a text with one sentence per line")
     check_text_file(path, "use a text file with one sentence per line")
     counts, seen, lines = Counter[str](), set[int](), list[str]()
-    held = {letters_hash(text, digits) for text in held_out}
+    files = [] if folder is None else [folder / f"{NAMES[part]}.{language}" for part in (VALID, TEST)]
+    held = {letters_hash(text, digits) for file in files for text in read_lines(file)}
     for line in map(str.strip, read_lines(path)):
-        key = letters_hash(line, digits)
-        reason = "empty" if not line else "duplicate" if key in seen else "held out" if key in held else ""
+        digest = letters_hash(line, digits)
+        reason = "empty" if not line else "duplicate" if digest in seen else "held out" if digest in held else ""
         counts[reason or "kept"] += 1
         if not reason:
-            seen.add(key)
+            seen.add(digest)
             lines.append(line)
     dropped = "".join(f" + {name} {counts[name]:,}" for name in ("empty", "duplicate", "held out") if counts[name])
-    log(f"monolingual: read {counts.total():,} = kept {counts['kept']:,}{dropped}")
+    log(f"{key}: read {counts.total():,} = kept {counts['kept']:,}{dropped}")
     if not lines:
         raise DataError(f"{path}: no line can be used; specify a text with one sentence per line")
-    language = file_language(path) or likely_language(lines[:: max(1, len(lines) // _SAMPLE)])
-    if language is not None and language != languages[1].partition("-")[0].casefold():
+    found = file_language(path) or likely_language(lines[:: max(1, len(lines) // _SAMPLE)])
+    if found is not None and found != language.partition("-")[0].casefold():
         raise UsageError(
-            f"monolingual = {path}: its language is {language}; accepted: text in the target language, {languages[1]}, "
-            "which is translated back. For other uses of text, write the stages yourself: see docs/stages.md"
+            f"{key} = {path}: its language is {found}; accepted: text in the {'target' if key == FILE else 'source'} "
+            f"language, {language}, which is translated. For other uses, write the stages yourself: see docs/stages.md"
         )
     return Monolingual(lines)
 
 
 def limit_lines(
-    text: Monolingual,
-    facts: CorpusFacts,
-    vocabulary: Sequence[Setting],
-    speed: Speed,
-    seconds: float,
-    scratch: Path,
-    log: Callable[[str], None],
+    text: Monolingual, rate: float, seconds: float, log: Callable[[str], None], key: str = FILE
 ) -> Monolingual:
-    """Return the text with as many lines, evenly drawn, as can be translated in a share of `seconds`.
-
-    vocabulary, speed: of the model of the other direction, whose speed of translation is measured.
-    """
-    run = open_run(probe(facts, vocabulary, speed.size, scratch), scratch / "probe-text")
-    translator = untrained_translator(run, scratch / "untrained")
-    some = text.lines[:: max(1, len(text.lines) // _SAMPLE)][:_SAMPLE]
-    rate = time_translation(translator, some, TextConfig(model="reverse", text=FILE))
+    """Return as many lines, evenly drawn, as can be translated in a share of `seconds`; rate: per second."""
     most = max(1, int(rate * _TEXT_SHARE * seconds))
     lines = text.lines
     if len(lines) > most:
         lines = [lines[i * len(lines) // most] for i in range(most)]
-        log(f"monolingual: {most:,} lines are used, as many as can be translated in {_TEXT_SHARE:.0%} of the budget")
+        log(f"{key}: {most:,} lines are used, as many as can be translated in {_TEXT_SHARE:.0%} of the budget")
     log(f"speed: at least {rate:,.0f} lines/s are translated: {len(lines) / rate:,.0f} s for {len(lines):,} lines")
     return Monolingual(lines, len(lines) / rate)
 
@@ -136,26 +125,17 @@ def stages_of(
     known = {setting.key: setting.value for setting in base}
     own = [*choose_vocabulary(facts), *choose_training(facts, speed, why, seconds, validated)]
     pairs = known["data.train"]
+    about = f"Its translations of the text become sources, in at most {duration(text.seconds)}."
+    reverse = Setting("name", "reverse", f"A model from {target} to {source}, trained on the pairs alone.")
+    final = Setting("name", "final", "The model of the run: it learns from the pairs and the translations.")
+    corpora = [{**pairs[0], "weight": weight}, {"path": f"stage:{_TEXT}"}]
     return [
+        [reverse, Setting("reverse", True, ""), *(one for one in own if known.get(one.key) != one.value)],
         [
-            Setting("name", "reverse", f"A model from {target} to {source}, trained on the pairs alone."),
-            Setting("reverse", True, ""),
-            *(setting for setting in own if known.get(setting.key) != setting.value),
-        ],
-        [
-            Setting(
-                "name", _TEXT, f"Its translations of the text become sources, in at most {duration(text.seconds)}."
-            ),
+            Setting("name", _TEXT, about),
             Setting("back_translate.model", "stage:reverse", ""),
             Setting("back_translate.text", f"{FILE}.{target}", f"{len(text.lines):,} lines."),
             Setting("back_translate.tag", "<bt>", "Marks these sources, so that they are not taken for real ones."),
         ],
-        [
-            Setting("name", "final", "The model of the run: it learns from the pairs and the translations."),
-            Setting(
-                "data.train",
-                [{**pairs[0], "weight": weight}, {"path": f"stage:{_TEXT}"}],
-                "The pairs are repeated, so that they are not outnumbered.",
-            ),
-        ],
+        [final, Setting("data.train", corpora, "The pairs are repeated, so that they are not outnumbered.")],
     ]

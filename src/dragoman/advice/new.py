@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,17 +28,25 @@ from dragoman.advice.choice import (
     render,
 )
 from dragoman.advice.clean import clean_corpus
+from dragoman.advice.columns import spread
 from dragoman.advice.examine import examine
-from dragoman.advice.finetune import Initial, with_adapters
-from dragoman.advice.measurement import StepTiming, corpus_facts, measure_speeds, time_steps
+from dragoman.advice.finetune import BATCH_TOKENS, Initial, Preparation, with_adapters
+from dragoman.advice.measurement import (
+    StepTiming,
+    corpus_facts,
+    measure_speeds,
+    probe,
+    time_steps,
+    time_translation,
+    untrained_translator,
+)  # fmt: skip
 from dragoman.advice.monolingual import FILE, REVERSE_SHARE, all_pairs, limit_lines, read_monolingual, stages_of
 from dragoman.advice.text import NAMES, TEST, TRAIN, VALID, ParallelText, Split, check_text_files, open_text, split_text
 from dragoman.config import Config, load_config, parse_config, read_document
 from dragoman.config.section import Duration, DurationField
-from dragoman.config.stages import load_stages
+from dragoman.config.stages import TextConfig, load_stages
 from dragoman.data.precheck import replaced_characters
 from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import read_lines
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, write_file, writing
 from dragoman.training.forecast import Forecast, is_insufficient, overfits
@@ -98,10 +106,7 @@ def plan_training(
         raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
     pair = None if languages is None else (languages[0], languages[1])
     if from_ is not None and monolingual is not None:
-        raise UsageError(
-            "--from and --monolingual exclude each other; remove one of them, or write the stages yourself: see "
-            "docs/stages.md"
-        )
+        raise UsageError("--from and --monolingual exclude each other; remove one, or write stages: see docs/stages.md")
     if out is not None:
         _output_folder(Path(out))  # before the text is read
     initial = from_ if isinstance(from_, Initial) or from_ is None else Initial.of(Path(from_))
@@ -133,7 +138,9 @@ def plan_training(
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
             data = _data_settings(text.languages, folder, split, held_out)
             if initial is not None:
-                initial = initial.prepared(text.languages, unfinished, scratch, path, stack, log)
+                place = Preparation(text.languages, split, data, seconds, unfinished, scratch, path, stack, log)
+                initial = initial.prepared(place)
+                seconds -= initial.spent
                 settings = initial.with_replay(data, facts.pairs) + initial.training(seconds, split.counts[VALID])
                 try:
                     timing, epoch = _fine_tuning(settings, unfinished, scratch, initial.measured)
@@ -141,10 +148,8 @@ def plan_training(
                     log(f"all weights: {error}")
                     settings = with_adapters(settings)
                     timing, epoch = _fine_tuning(settings, unfinished, scratch, initial.measured)
-                tokens, batch = (
-                    SHARE_TRAINED * seconds * timing.tokens_per_second,
-                    nested(settings)["train"]["batch_tokens"],
-                )
+                epoch *= 1 + initial.replayed
+                tokens, batch = SHARE_TRAINED * seconds * timing.tokens_per_second, BATCH_TOKENS
                 forecast, memory = Training(tokens, tokens / epoch, batch, max(1, round(tokens / batch))), timing.memory
                 size = Size(initial.config.model.d_model, getattr(initial.config.model, "encoder_layers", 0))
                 speeds = [Speed(size, timing.tokens_per_second, timing.parameters)]
@@ -159,13 +164,13 @@ def plan_training(
                 facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
                 pairs, lines, weight, left = facts, None, 1.0, seconds
                 if monolingual is not None:
-                    held = [line for part in (VALID, TEST) for line in _targets(unfinished, part, text.languages)]
-                    lines = read_monolingual(Path(monolingual), text.languages, held, split.digits, log)
-                    reverse = choose_size(pairs, speeds, REVERSE_SHARE * seconds)[0]
-                    lines = limit_lines(lines, pairs, choose_vocabulary(pairs), reverse, seconds, scratch, log)
-                    (unfinished / f"{FILE}.{text.languages[1]}").write_text(
-                        "".join(f"{line}\n" for line in lines.lines), encoding="utf-8", newline="\n"
-                    )
+                    lines = read_monolingual(Path(monolingual), text.languages[1], unfinished, split.digits, log)
+                    size = choose_size(pairs, speeds, REVERSE_SHARE * seconds)[0].size
+                    run = open_run(probe(pairs, choose_vocabulary(pairs), size, scratch), scratch / "probe-text")
+                    reverse, how = untrained_translator(run, scratch / "untrained"), TextConfig(model="", text=FILE)
+                    rate = time_translation(reverse, spread(lines.lines, 1000), how)
+                    lines = limit_lines(lines, rate, seconds, log)
+                    lines.write(unfinished / f"{FILE}.{text.languages[1]}")
                     facts, weight = all_pairs(pairs, lines)
                     left = seconds * (1 - REVERSE_SHARE) - lines.seconds
                 speed, why = choose_size(facts, speeds, left)
@@ -202,11 +207,6 @@ def _read(path: Path) -> Config:
     if "stage" in read_document(path):
         return load_stages(path, run=path.with_suffix(""))[-1].config
     return load_config(path)
-
-
-def _targets(folder: Path, part: int, languages: tuple[str, str]) -> Iterator[str]:
-    """Return the targets of a held-out part of the split in a folder."""
-    return read_lines(folder / f"{NAMES[part]}.{languages[1]}")
 
 
 def _seconds(budget: str) -> float:
@@ -291,9 +291,7 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
     source, target = languages
     files = {part: {"source": f"{name}.{source}", "target": f"{name}.{target}"} for part, name in NAMES.items()}
     settings = [
-        Setting(
-            "data.root", folder.name, "Folder of the files below; relative paths start at the folder of this file."
-        ),
+        Setting("data.root", folder.name, "Of the files below; relative paths start at the folder of this file."),
         Setting("data.source_language", source, ""),
         Setting("data.target_language", target, "Also selects the tokenizer of BLEU."),
         Setting("data.train", [files[TRAIN]], f"{split.counts[TRAIN]:,} pairs."),

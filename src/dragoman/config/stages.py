@@ -2,7 +2,7 @@
 
 The tables of a stage are merged over those of the document, so that every stage has a complete configuration of its
 own.  `stage:NAME` stands for what an earlier stage has made: weights in `train.init_from` and `model`, text in the
-`path` of a corpus of `data.train`.
+`path` of a corpus of `data.train` and in `prune.source` and `prune.target`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PruneConfig(Section):
     """A smaller model: the pieces that texts need, and the layers that matter most for `data.valid`."""
 
     model: str = field(..., "model to prune: `stage:NAME`, a run or a model folder", example="en-de")
-    source: _Texts = field((), "text whose pieces are kept: files, relative to `data.root`", example=["talks.en"])
+    source: _Texts = field((), "text whose pieces are kept: files in `data.root`, `stage:NAME`", example=["talks.en"])
     target: _Texts = field((), "the same in the target language", example=["talks.de"])
     min_count: limits.Sentences = field(1, "keep the pieces that occur at least this many times", example=2)
     scripts: _Texts = field((), "also keep all pieces of these scripts", example=["Latin"])
@@ -277,6 +277,9 @@ class _Plan:
             config, back = parse_config(_of_text(document), where=""), settings.back_translate is not None
             stage = Stage(settings.name, folder, config, text, back, rules)
             wanted = stage.languages[::-1] if back else stage.languages
+            for side in ("source", "target") if rules else ():
+                for path in getattr(rules, side):
+                    self._earlier(path, f"prune.{side}", True, used, problems)
             models = tuple(self._model(name, f"{stage.kind}.model", wanted, used, problems) for name in names)
             if rules and not problems:
                 needed = _of_text(document, init_from=str(models[0]))

@@ -100,8 +100,7 @@ def plan_lines(stages: Sequence[Stage]) -> list[str]:
             given, made = (target, source) if stage.back else (source, target)
             what, length = f"text in {made}", f"translations of {', '.join(stage.text.text)} ({given})"
         uses = f" with {', '.join(sorted(stage.used))}" if stage.used else ""
-        done = "; finished" if is_finished(stage) else ""
-        lines.append(f"  {number}. {stage.name}: {what}{uses}, {length}{done}")
+        lines.append(f"  {number}. {stage.name}: {what}{uses}, {length}{'; finished' * is_finished(stage)}")
     budgets = [stage.config.train.budget for stage in stages if stage.kind == "train"]
     if len(budgets) > 1 and {budget.unit for budget in budgets} == {"seconds"}:
         lines.append(
@@ -168,8 +167,7 @@ def without_made(stage: Stage) -> Config:
     if not stage.made:
         return stage.config
     train = tuple(corpus for number, corpus in enumerate(stage.config.parallel.train) if number not in stage.made)
-    data = stage.config.parallel.model_copy(update={"train": train})
-    return stage.config.model_copy(update={"data": data})
+    return stage.config.model_copy(update={"data": stage.config.parallel.model_copy(update={"train": train})})
 
 
 def _refuse_other(stage: Stage, is_last: bool) -> None:
@@ -216,9 +214,8 @@ def _settings(stage: Stage, with_models: bool = True) -> dict[str, Any]:
 
 
 def _rules(stage: Stage) -> FilterConfig:
-    rules = stage.config.parallel.filter
-    ratio = stage.text.max_ratio if stage.text is not None else None
-    return rules.model_copy(update={"drop_duplicates": False} | ({} if ratio is None else {"max_ratio": ratio}))
+    ratio = {"max_ratio": stage.text.max_ratio} if stage.text and stage.text.max_ratio is not None else {}
+    return stage.config.parallel.filter.model_copy(update={"drop_duplicates": False, **ratio})
 
 
 def _pruning() -> Any:

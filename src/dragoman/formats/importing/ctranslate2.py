@@ -195,7 +195,7 @@ def _document(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary,
     heads, first = settings["encoder/num_heads"], "encoder/layer_0/self_attention"
     eps = settings.get("layer_norm_epsilon") or (1e-5 if shape.norm == "layer" else 1e-6)
     model = {
-        "architecture": "transformer", "d_model": shape.d_model, "d_ff": shape.d_ff, "n_heads": heads,
+        "architecture": "transformer", "dropout": 0.0, "d_model": shape.d_model, "d_ff": shape.d_ff, "n_heads": heads,
         "encoder_layers": shape.layers[0], "decoder_layers": shape.layers[1], "bias": shape.bias,
         "order": "pre" if shape.is_pre else "post", "norm": {"kind": shape.norm, "eps": eps},
         "activation": _ACTIVATIONS[settings["encoder/activation"]], "gated": shape.gated,

@@ -218,7 +218,7 @@ def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary, orde
             "decoder_self": "ssru" if settings.get("transformer-decoder-autoreg") == "rnn" else "attention",
             "order": order,
             "norm": {"kind": "layer", "eps": NORM_EPS}, "position": {"kind": "sinusoidal", "full_range": True},
-            "dropout": 0.1,
+            "dropout": 0.0,  # not recorded; those without it, such as students, are destroyed by 0.1
         },
         "search": search_section(checkpoint.generation, "beam-size", "normalize", 0.0)
         | {"shrink_beam": True, "split_sentences": "on"},

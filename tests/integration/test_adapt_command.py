@@ -67,6 +67,7 @@ def test_general_text_is_translated_by_the_original_and_its_pieces_are_kept(
     assert document["train"]["budget"] == "4 min", "the translation takes a minute"
     assert small["prune"]["encoder_layers"] == 1 and final["train"]["init_from"] == "stage:small"
     stages = load_stages("en-xx.toml", run="run")
+    assert (done := cli("doctor", "en-xx.toml"))[0] == 0, done
     assert stages[2].config.model.encoder_layers == 1  # type: ignore[union-attr]
 
 

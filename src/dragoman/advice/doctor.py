@@ -140,7 +140,9 @@ def _diagnose_run(config: Config, where: str, scratch: Path) -> tuple[Diagnosis,
     problem, run = "", None
     messages = Messages()
     try:
-        without_validation = config.data.model_copy(update={"valid": None})
+        empty: dict[str, object] = {"valid": None, "also_valid": {}}
+        unset = {key: value for key, value in empty.items() if hasattr(config.data, key)}
+        without_validation = config.data.model_copy(update=unset)
         run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", messages)
     except DragomanError as error:  # the findings of the examination are more precise
         problem = str(error)

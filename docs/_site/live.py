@@ -66,7 +66,7 @@ class LivePages(Transform):
             end = at + (3 if isinstance(parent[at + 1][0], nodes.image) else 2)
             *picture, caption = parent[at + 1 : end]
             title = next(caption.findall(nodes.strong)).astext().rstrip(".。")
-            address = f"{folder}/{found[1]}.html#{quote(found[2] or '')}"
+            address = f"{folder}/{found[1]}.html" + (f"#{quote(found[2])}" if found[2] else "")
             kind = ' class="fits"' if '"show"' in (found[2] or "") else ""
             frame = f'<iframe{kind} loading="lazy" title="{escape(title)}" src="{address}"></iframe>'
             link = f' <a class="alone" href="{address}" target="_blank">{alone}</a>'

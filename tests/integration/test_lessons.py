@@ -14,7 +14,7 @@ from small_run import Cli
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"
 PAGES = sorted(LEARN.glob("*.md"))
-BESIDE = ["concepts", "errata", "numbers"]
+BESIDE = ["class", "concepts", "errata", "numbers"]
 """Pages that are no lessons, in the order of the site."""
 LESSONS = [path for path in PAGES if path.stem not in ("README", *BESIDE)]
 notebook = runpy.run_path(str(LEARN.parents[1] / "scripts" / "notebooks"))["notebook"]

@@ -118,8 +118,8 @@ function total(predictions) {
   const own = predictions.filter((prediction) => !prediction.given), sum = own.reduce((all, prediction) => all + prediction.log_prob, 0);
   if (own.length < 2) return null;
   const mean = Math.exp(sum / own.length);
-  return el("p", { class: "hint" }, both(`The product of the probabilities is ${significant(Math.exp(sum))} (log-probability ${sum.toFixed(3)}); the geometric mean is ${percent(mean)}.`,
-    `这些概率的乘积是 ${significant(Math.exp(sum))}（对数概率 ${sum.toFixed(3)}），几何平均是 ${percent(mean)}。`));
+  return el("p", { class: "hint" }, both(`The product of the probabilities is ${significant(Math.exp(sum))} (log-probability ${sum.toFixed(3).replace("-", "−")}); the geometric mean is ${percent(mean)}.`,
+    `这些概率的乘积是 ${significant(Math.exp(sum))}（对数概率 ${sum.toFixed(3).replace("-", "−")}），几何平均是 ${percent(mean)}。`));
 }
 
 // ---- the whole model ------------------------------------------------------------------------------------------------

@@ -31,9 +31,9 @@ function significant(value, digits = 3) {
   if (!finite(value)) return "–";
   if (value !== 0 && (Math.abs(value) < 0.01 || Math.abs(value) >= 1e6)) {
     const [mantissa, power] = value.toExponential(digits - 1).split("e");
-    return `${Number(mantissa)} × 10${[...String(Number(power))].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("")}`;
+    return `${String(Number(mantissa)).replace("-", "−")} × 10${[...String(Number(power))].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("")}`;
   }
-  return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value);
+  return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value).replace("-", "−");
 }
 
 // A share in percent; without digits, one decimal only where it is small or near 1.

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 # Every pair of width, scheme and language occurs.
 WAYS = [(360, "dark", "zh"), (1440, "light", "zh"), (360, "light", "en"), (1440, "dark", "en")]
 PAGES = [
-    "docs/index.html", "docs/tutorial.html", "docs/learn/attention.html", "docs/learn/class.html", "docs/serve.html",
+    "docs/index.html", "docs/tutorial.html", "docs/learn/training_step.html", "docs/learn/class.html",
     "docs/architectures/transformer.html", "docs/reference/configuration.html", "docs/reference/api.html",
-    "docs/learn/recurrence.html", "search.html",
+    "docs/learn/recurrence.html", "docs/serve.html", "search.html",
 ]  # fmt: skip
 
 

@@ -166,6 +166,7 @@ def test_the_frame_of_a_lesson_reacts_and_keeps_its_state(
 
 def test_slides_fill_the_screen_and_are_turned_by_keys(page: Page, site: Path) -> None:
     page.open(site / "zh" / "docs" / "learn" / "class.html")
+    page.until("return document.querySelector('.slides button')")
     page.click(".slides button")
     heights = "return [...document.querySelectorAll('article > section > section')].map((slide) => slide.offsetHeight)"
     assert set(page.run(heights)) == {900}

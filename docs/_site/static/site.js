@@ -10,7 +10,10 @@ addEventListener("load", update);
 update();
 
 // A column without a heading names the rows of its table.
-for (const cell of document.querySelectorAll("table:has(thead th:first-child > p:empty) td:first-child")) cell.role = "rowheader";
+for (const head of document.querySelectorAll("thead th:first-child:has(> p:empty)")) {
+  head.role = "cell";
+  for (const cell of head.closest("table").querySelectorAll("td:first-child:not(:has(> p:empty))")) cell.role = "rowheader";
+}
 
 // Live pages (docs/_site/live.py): each page posts its state and the height of its parts. The link beside its frame, and
 // the link to the other language, which keeps the section, pass the state on.

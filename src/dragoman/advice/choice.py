@@ -243,7 +243,7 @@ def validation_settings(seconds: float, validated: int) -> list[Setting]:
     if not validated:
         why = "Share of the budget between checkpoints; there is no validation set."
         return [Setting("train.validate_every", every, why)]
-    why = "Selects the best checkpoint: translations may improve while the loss rises; chrF is less noisy than BLEU."
+    why = "Selects the best checkpoint: translations become better while the loss rises; chrF is less noisy."
     if validated < _ENOUGH_PAIRS:
         why = f"Selects the best checkpoint: the translations of {validated} pairs are too few for chrF or BLEU."
     return [

@@ -93,15 +93,15 @@ class Adapted(Initial):
         translator = Translator.load(model)
         if any(translator.tokenizer.languages):
             translator.tokenizer = translator.tokenizer.between(*on.languages)
-        held = text.lines[:: max(10, len(text.lines) // _HELD)]
-        translator.translate(held[:1], beam=1)  # packs the weights
+        held = dict.fromkeys(text.lines[:: max(10, len(text.lines) // _HELD)])
+        translator.translate([*held][:1], beam=1)  # packs the weights
         begun = time.monotonic()
-        made = [one.text.strip() for one in translator.translate(held, beam=1)]
+        made = [one.text.strip() for one in translator.translate([*held], beam=1)]
         rate = len(held) / (time.monotonic() - begun)
-        rest = [line for line in text.lines if line not in {*held}] or text.lines
+        rest = [line for line in text.lines if line not in held] or text.lines
         lessons = limit_lines(Monolingual(rest), rate, on.seconds, on.log, _TEXT)
         lessons.write(on.folder / f"{_TEXT}.{on.languages[0]}")
-        for code, lines in zip(on.languages, (held, made), strict=True):
+        for code, lines in zip(on.languages, ([*held], made), strict=True):
             Monolingual(lines).write(on.folder / f"original.{code}")
         return lessons
 

@@ -44,7 +44,8 @@ for phase in ("connect", "read", "write", "pool"):
 
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
-    """Every test draws the same numbers, alone or in the whole suite."""
+    """Every test draws the same numbers, with one thread whatever tests before it set, alone or in the whole suite."""
+    torch.set_num_threads(1)
     random.seed(20170612)
     seed_dropout(20170612)
 

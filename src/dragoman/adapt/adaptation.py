@@ -32,7 +32,7 @@ _TEXT, _HELD = "general", 200  # lines of it, at least, that are scored instead 
 
 @dataclass(frozen=True)
 class Adapted(Initial):
-    """A model to adapt, pruned for the texts of the user in `seconds`.  lines: of a general text, are translated."""
+    """A model to adapt, pruned for the texts of the user in `seconds`.  lines: general lines to translate."""
 
     pruning: Pruning = Pruning(Path())  # noqa: RUF009 (frozen)
     is_checkpoint: bool = False

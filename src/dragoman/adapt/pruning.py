@@ -97,7 +97,7 @@ class Pruning:
         return folder, config, tokenizer
 
     def problems(self, config: Config, tokenizer: Tokenizer | None, later: Sequence[Path] = ()) -> list[str]:
-        """Return what is wrong with files, except those of later, and settings.  tokenizer: None before it exists."""
+        """Return what is wrong with settings and files; `later` is not checked.  tokenizer: None if not made."""
         problems = list(self._problems(config, later))
         with collecting(problems):
             if tokenizer is not None and (self.layers or any(self.languages)):

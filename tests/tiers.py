@@ -50,10 +50,13 @@ def _matches(pattern: str, case: str) -> bool:
     return not pattern or re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), case, re.DOTALL) is not None
 
 
-def read_list() -> tuple[Entries, Entries]:
-    """Return the entries of thorough cases, and those of cases that stay in the default tier whatever they cost."""
+def read_list() -> tuple[Entries, Entries, dict[str, int]]:
+    """Return the entries of thorough cases, those of cases that are always in the default tier, and sampled functions.
+
+    Of the cases of a sampled function, the default tier has one in so many; files begin with different ones.
+    """
     tables = tomllib.loads(LIST.read_text(encoding="utf-8"))
-    return Entries(tables["thorough"]), Entries(tables["witnesses"])
+    return Entries(tables["thorough"]), Entries(tables["witnesses"]), tables.get("sampled", {})
 
 
 # ------------------------------------------------------------------------------------------------------------ selection
@@ -65,15 +68,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    thorough, witnesses = lists = read_list()
+    thorough, witnesses, sampled = read_list()
     part, parts = map(int, (config.getoption("--thorough-part") or "0/1").split("/"))
     used: set[str] = set()
     kept, dropped = [], []
+    numbers: dict[str, int] = defaultdict(lambda: -1)
     for item in items:
         exempt, listed = witnesses.selecting(item.nodeid), thorough.selecting(item.nodeid)
         used.update(exempt, listed)
         is_marked = item.get_closest_marker("thorough") is not None
         tier = "witness" if exempt else "thorough" if listed or is_marked else "default"
+        if (name := item.nodeid.partition("[")[0]) in sampled and tier == "default":
+            used.add(name)
+            numbers[name] += 1
+            if (numbers[name] - zlib.crc32(name.partition("::")[0].encode())) % sampled[name]:
+                tier = "thorough"
         if item.get_closest_marker("slow"):
             tier = "slow"
         elif tier == "thorough" and not is_marked:
@@ -84,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (dropped if other else kept).append(item)
     # The other entries of a file may be right if only some of its cases were collected.
     whole = {item.nodeid.partition("::")[0] for item in items if not any("::" in arg for arg in config.args)}
-    missing = [entry for table in lists for entry in table.entries if entry not in used]
+    missing = [entry for entry in (*thorough.entries, *witnesses.entries, *sampled) if entry not in used]
     files = {entry: entry.partition("::")[0] for entry in missing}
     config.stash[stale_entries] = [
         e for e, file in files.items() if file in whole or not (config.rootpath / file).exists()
@@ -188,7 +197,7 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
 
 def problems(results: Path) -> list[str]:
     """Return cases of a JUnit file that cost too much and are not listed, and entries that select none of its cases."""
-    lists = read_list()
+    lists = read_list()[:2]
     found, used = [], set()
     for case in ElementTree.parse(results).iter("testcase"):
         nodeid = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"

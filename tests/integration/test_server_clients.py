@@ -1,13 +1,15 @@
-"""Published clients of LibreTranslate, unmodified, against the server."""
+"""Published clients of LibreTranslate and DeepL against the server: as they are, but for the time between requests."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,8 +73,9 @@ def test_libretranslate_aio(address: str) -> None:
 
 
 @pytest.fixture
-def deepl_client(address: str) -> Iterator[Any]:
+def deepl_client(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     deepl = pytest.importorskip("deepl")
+    monkeypatch.setattr(deepl.translator, "time", Mock(wraps=time, sleep=lambda seconds: time.sleep(seconds / 100)))
     with closing(deepl.DeepLClient("any key", server_url=address)) as client:
         yield client
 

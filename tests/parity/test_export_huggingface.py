@@ -25,6 +25,7 @@ from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from every_kind import covering
 from imported_checks import check_wrong_weight, round_trip
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
@@ -137,7 +138,7 @@ def test_the_code_in_the_readme_of_marianmt_runs(
 # ------------------------------------------------------------------------------------------------------ code of its own
 
 
-@pytest.fixture(scope="module", params=CUSTOM)
+@pytest.fixture(scope="module", params=covering(CUSTOM, {"as multi30k", "t5, grouped heads"}))
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model` and its export `there`."""
     folder = tmp_path_factory.mktemp("export")

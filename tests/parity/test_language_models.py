@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 PROMPTS = ["A dog", "", "  two\n", "\N{GRINNING FACE} don't", "Ελληνικά"]
 
 
-@pytest.fixture(scope="module", params=covering(LANGUAGE_MODELS, {"gpt2", "llama, 3.1", "mistral", "qwen2"}))
+@pytest.fixture(scope="module", params=covering(LANGUAGE_MODELS, {"gpt2", "llama, 3.1", "qwen2"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("language")

@@ -24,14 +24,7 @@ from dragoman.data.store.reader import Store
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.io.weights import load_file
-from dragoman.models.model_folder import (
-    FORMAT_VERSION,
-    list_checkpoints,
-    load_network,
-    read_meta,
-    read_pointer,
-    verify,
-)
+from dragoman.models.model_folder import FORMAT_VERSION, list_checkpoints, load_network, read_meta, read_pointer, verify
 from dragoman.models.seq2seq import Network
 from dragoman.pipelines.generation import Chat, TextGenerator
 from dragoman.pipelines.labelling import Labeller

@@ -137,8 +137,7 @@ def test_what_transformers_cannot_load_is_not_imported(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("number", "dtype"),
-    [(math.nan, torch.float32), (-math.inf, torch.float32), (math.nan, torch.float8_e4m3fn)],
+    ("number", "dtype"), [(math.nan, torch.float32), (-math.inf, torch.float32), (math.nan, torch.float8_e4m3fn)]
 )
 def test_weights_that_are_no_finite_numbers(number: float, dtype: torch.dtype, checkpoint: Path) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:

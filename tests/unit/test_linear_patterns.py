@@ -56,9 +56,6 @@ EXAMPLES = {
 }
 """What patterns that are made while a function runs look like, by the file and the function."""
 
-LIMITED: dict[str, str] = {}
-"""Patterns that may take longer, with the reason; none do."""
-
 
 class Use(NamedTuple):
     """A call of `re`.  function: that contains it.  methods: of `re` that apply the pattern to texts."""
@@ -143,10 +140,6 @@ def test_growth_is_found(pattern: str) -> None:
 
 @pytest.mark.parametrize("file", sorted({use.file for use in uses()}))
 def test_time_is_linear(file: str) -> None:
-    assert steep_patterns(file) == []
-
-
-def steep_patterns(file: str) -> list[str]:
     found = []
     for use in uses():
         for pattern in patterns(use) if use.file == file else []:
@@ -155,4 +148,4 @@ def steep_patterns(file: str) -> list[str]:
                 steep = next(((name, ratio) for name, ratio in ratios if ratio > TOO_STEEP), None)
                 if steep:
                     found.append(f"{file}:{use.line}: {pattern.pattern!r:.90}: {steep[0]}: {steep[1]:.0f}")
-    return found
+    assert found == []

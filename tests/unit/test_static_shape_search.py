@@ -99,13 +99,13 @@ def undecided() -> Model:
 
 @pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 4, "nbest": 3}, {"beam": 8}, SHRINKING])
 def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str, Any]) -> None:
-    model, rows = undecided(), sources(48, 6)
+    model, rows = undecided(), sources(16, 6)
     asked = SearchSettings(**{"alpha": 2.0, "max_extra": 10, **settings})
 
     lengths = {len(own[0].tokens) for own in TorchBackend(model).search(SearchCall(rows, asked), 9999)}
 
     assert min(lengths) == 0 and max(lengths) > 10
-    assert_both_agree(model, rows, [[]] * 48, asked)
+    assert_both_agree(model, rows, [[]] * 16, asked)
 
 
 @pytest.mark.parametrize("narrow", [SHRINKING, NEAR, RECOMBINING])

@@ -40,11 +40,8 @@ def test_entries_select_files_functions_and_cases() -> None:
 
 def test_every_entry_selects_a_case(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.stash[stale_entries] == [], "remove these from tests/tiers.toml, or write their new names"
-
-
-def test_nothing_is_in_both_tables() -> None:
-    thorough, witnesses = read_list()
-    assert set(thorough.entries) & set(witnesses.entries) == set()
+    thorough, witnesses, sampled = read_list()
+    assert set(thorough.entries) & set(witnesses.entries) == set() == set(thorough.entries) & set(sampled)
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     pytester.makepyfile(test_a=CASES, conftest="from tiers import *")
     pytester.makeini("[pytest]\naddopts = -m 'not thorough'\nmarkers = thorough")
     listed = "[thorough]\n'test_a.py::test_listed[*]' = 2.0\n'test_a.py::test_gone' = 1.0\n[witnesses]\n"
-    pytester.makefile(".toml", tiers=listed)
+    pytester.makefile(".toml", tiers=listed + "[sampled]\n'test_a.py::test_cheap' = 4\n")
     return pytester
 
 
@@ -78,7 +75,7 @@ def lower_limits(folder: pytest.Pytester) -> Iterator[None]:
 def test_a_case_of_the_default_tier_that_costs_too_much_fails(folder: pytest.Pytester) -> None:
     with lower_limits(folder):
         done = folder.runpytest_inprocess()
-    done.assert_outcomes(passed=40, failed=1, deselected=2)
+    done.assert_outcomes(passed=10, failed=1, deselected=32)
     done.stdout.fnmatch_lines(["used * CPU seconds; accepted in the default tier: 0.1.*", "'test_a.py::test_busy' = *"])
 
 
@@ -86,8 +83,8 @@ def test_parts_of_the_thorough_tier(folder: pytest.Pytester) -> None:
     with lower_limits(folder):
         whole = folder.runpytest_inprocess("-m", "thorough")
         parts = [folder.runpytest_inprocess("-m", "thorough", f"--thorough-part={k}/2") for k in range(2)]
-    whole.assert_outcomes(passed=2, deselected=41)
-    assert sum(part.parseoutcomes().get("passed", 0) for part in parts) == 2
+    whole.assert_outcomes(passed=32, deselected=11)
+    assert sum(part.parseoutcomes().get("passed", 0) for part in parts) == 32
 
 
 def test_problems_of_a_junit_file(folder: pytest.Pytester) -> None:

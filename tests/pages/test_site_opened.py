@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WAYS = [(360, "dark", "zh"), (1440, "light", "zh"), (360, "light", "en"), (1440, "dark", "en")]
 PAGES = [
     "docs/index.html", "docs/tutorial.html", "docs/learn/training_step.html", "docs/learn/class.html",
-    "docs/architectures/transformer.html", "docs/reference/configuration.html", "docs/reference/api.html",
+    "docs/architectures/transformer.html", "docs/reference/configuration.html", "docs/reference/api/layers.html",
     "docs/learn/recurrence.html", "docs/serve.html", "search.html",
 ]  # fmt: skip
 

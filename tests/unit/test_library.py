@@ -14,8 +14,8 @@ import pytest
 import dragoman.models
 import dragoman.nn
 
-REFERENCE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-TRAINING, LAYER = re.findall(r"```python\n(.*?)```", REFERENCE.split("## Layers and models")[1], re.DOTALL)[:2]
+REFERENCE = (Path(__file__).parents[2] / "docs/reference/api/layers.md").read_text(encoding="utf-8")
+TRAINING, LAYER = re.findall(r"```python\n(.*?)```", REFERENCE, re.DOTALL)[:2]
 FACES = [dragoman.nn, dragoman.models]
 
 

@@ -36,12 +36,12 @@ def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
     body = _EMPHASIS.sub('<em class="latin">', body)
     body = _LONG_NAME.sub(lambda found: found[1] + re.sub(r"([./_])(?=\w)", r"\1<wbr>", found[2]), body)
     body = _DOT.sub(r"\1<wbr>", body)
-    if app.config.language == "zh_CN":
+    if (language := app.config.language) == "zh_CN":
         body = body.replace("<summary>Answer ", "<summary>答案 ")  # of a lesson; HTML of a page is not translated
     body = _CELL.sub(lambda found: _QUANTITY.sub("\\1\u00a0", found[0]), body)  # a number and its unit
     if page.startswith("docs/learn/") and "highlight-python" in body:
-        shown = {"en": "Download as a notebook", "zh_CN": "下载为 Jupyter notebook（英文）"}[app.config.language]
-        link = f'<p><a href="../../../notebooks/{page.rpartition("/")[2]}.ipynb" download>{shown}</a></p>'
+        folder, shown = {"en": ("", "Download as a notebook"), "zh_CN": ("zh_CN/", "下载为 Jupyter notebook")}[language]
+        link = f'<p><a href="../../../notebooks/{folder}{page.rpartition("/")[2]}.ipynb" download>{shown}</a></p>'
         body = body.replace("</h1>", f"</h1>{link}", 1)
     pictures = {name: Path(app.srcdir) / path for path, name in app.builder.images.items()}
     body = _PICTURE.sub(lambda found: found[1] + _size(pictures[found[2]]), body)

@@ -6,21 +6,25 @@ The headings, tables and code blocks of both languages are those of the same fil
 from __future__ import annotations
 
 import re
+import runpy
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 pofile = pytest.importorskip("babel.messages.pofile", reason="needs Babel, of the extra docs")
-LOCALE = Path(__file__).resolve().parents[2] / "docs" / "locale" / "zh_CN" / "LC_MESSAGES"
+ROOT = Path(__file__).resolve().parents[2]
+LOCALE = ROOT / "docs" / "locale" / "zh_CN" / "LC_MESSAGES"
 PAGES = sorted(path.relative_to(LOCALE).as_posix() for path in LOCALE.rglob("*.po"))
 _PARTS = {
-    "code": re.compile(r"`[^`]+`"),
+    "code": re.compile(r"```[^`]+```|`[^`]+`"),
     "link": re.compile(r"\]\([^)]*\)"),
     "tag": re.compile(r"</?[a-z][^>]*>"),
-    "formula": re.compile(r"\$[^$]+\$"),
+    "formula": re.compile(r"\$\$[^$]+\$\$|\$[^$]+\$"),
     "number": re.compile(r"(?<![A-Za-z\d])\d(?:[\d,.]*\d)?(?: million\b| billion\b| 万| 亿|)"),
 }
+_EMBEDDED = re.compile(r"(?<=data:)image/[^)]*|^```mermaid\n.*?^```", flags=re.M | re.S)
+"""Pictures and diagrams of a notebook, which have their own text."""
 _UNITS = {"million": 1e6, "billion": 1e9, "万": 1e4, "亿": 1e8}
 _SHARED = re.compile(r"(\d[\d.,]*)(?= (?:to|and|or) \d[\d.,]* million)")
 
@@ -66,13 +70,22 @@ def test_the_chinese_page_is_complete_and_equal(page: str) -> None:
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/learn/")])
+def test_a_notebook_has_the_code_of_the_english_one_and_every_translation(page: str) -> None:
+    notebook = runpy.run_path(str(ROOT / "scripts" / "notebooks"))["notebook"]
+    path, shown = (ROOT / page).with_suffix(".md"), ""
+    for english, chinese in zip(notebook(path)["cells"], notebook(path, "zh_CN")["cells"], strict=True):
+        here, there = (_EMBEDDED.sub("", cell["source"]) for cell in (chinese, english))
+        assert here == there if english["cell_type"] == "code" else parts(here)[0] == parts(there)[0]
+        assert {**chinese, "source": ""} == {**english, "source": ""}  # the outputs
+        shown += here.replace(".ipynb", ".md").replace(r"\|", "|") + "\n"
+    texts = {chinese for english, chinese, _ in messages(page) if not english.startswith((".. image::", "!["))}
+    assert [text for text in texts if text.replace(r"\|", "|") not in shown] == []
+    assert not re.search(r"\*\*Answer|(?<![\w(/.*-])\w+\.svg", shown)
+
+
 def test_differences_are_found() -> None:
-    assert parts('see <a id="key"></a>`a`, [b](c.md#d) and $x = 1$: 2,000 in v3')[0] == {
-        "code": Counter(["`a`"]),
-        "link": Counter(["](c.md#d)"]),
-        "tag": Counter(['<a id="key">', "</a>"]),
-        "formula": Counter(["$x = 1$"]),
-        "number": Counter(["2,000"]),
-    }
+    found = parts('see <a id="key"></a>`a`, [b](c.md#d) and $x = 1$: 2,000 in v3')[0].values()
+    assert [sorted(x) for x in found] == [["`a`"], ["](c.md#d)"], ["</a>", '<a id="key">'], ["$x = 1$"], ["2,000"]]
     assert parts("1.2 to 3 million")[0] == parts("120 万到 300 万")[0] != parts("120 到 300 万")[0]
     assert parts("2,000 pairs")[0] == parts("2,000 个句对")[0] != parts("2,001 个句对")[0]

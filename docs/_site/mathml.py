@@ -1,8 +1,14 @@
-"""Formulas as MathML, which browsers draw without a script; `static/site.css` names their font."""
+"""Formulas as MathML, which browsers draw without a script; `static/site.css` names their font.
+
+Their words in other languages: `formulas` in docs/locale/<language>/diagrams.toml.
+"""
 
 from __future__ import annotations
 
 import re
+import tomllib
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from docutils import nodes
@@ -13,6 +19,7 @@ _SPACE = '<mspace width="0.1667em"/>'
 _FUNCTION = r"<mi>(?:arg|cos|exp|ln|log|max|min|sin|tanh)</mi>"
 _BEFORE = re.compile(rf"(</m(?:i|n|sub|sup|subsup|row)>)(?={_FUNCTION})")
 _AFTER = re.compile(rf"({_FUNCTION})(?=<m(?:i|n|sub|sup|subsup|frac|row)\b)")
+_WORDS = re.compile(r"(?<=\\text\{)[^{}]+(?=\})")
 _BAR = re.compile(r"<mo([^>]*)>(?=&#x(?:0007C|02016);</mo>)")
 
 
@@ -23,13 +30,22 @@ def convert(formula: str, display: Literal["inline", "block"] = "inline") -> str
     return _BAR.sub(r'<mo\1 lspace="0" rspace="0">', text)
 
 
+@cache
+def words(language: str) -> dict[str, str]:
+    path = Path(__file__).parents[1] / "locale" / language / "diagrams.toml"
+    table: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))["formulas"] if path.is_file() else {}
+    return table
+
+
 def _inline(self: Any, node: nodes.Element) -> None:
     self.body.append(convert(node.astext()))
     raise nodes.SkipNode
 
 
 def _block(self: Any, node: nodes.Element) -> None:
-    self.body.append(f'<div class="math-block">{convert(node.astext(), display="block")}</div>')
+    table = words(self.config.language)
+    formula = _WORDS.sub(lambda found: table.get(found[0], found[0]), node.astext())
+    self.body.append(f'<div class="math-block">{convert(formula, display="block")}</div>')
     raise nodes.SkipNode
 
 

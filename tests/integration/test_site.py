@@ -73,6 +73,7 @@ def test_pictures_of_chinese_pages_are_in_chinese(site: Path) -> None:
     english = (site / "en" / "docs" / "learn" / "transformer.html").read_text(encoding="utf-8")
     assert "parts.zh_CN.svg" in page and "parts.svg" in english
     assert "<summary>答案 1</summary>" in page and "<summary>Answer 1</summary>" in english
+    assert "位置，词" in (site / "zh/docs/learn/positions.html").read_text(encoding="utf-8")
     diagrams = [(site / code / "docs/architectures/word_vectors.html").read_text("utf-8") for code in ("en", "zh")]
     assert ["平均</p>" in diagram for diagram in diagrams] == [False, True]
 

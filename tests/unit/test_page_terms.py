@@ -28,11 +28,11 @@ def test_the_table_is_read() -> None:
     assert len(terms()) > 20 and ("token", ["词元"], ["令牌", "词语单元"]) in terms()
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*sources(), *(ROOT / "docs/locale").rglob("*.po")], ids=lambda path: path.name)
 def test_no_page_uses_another_name(path: Path) -> None:
     text = path.read_text("utf-8")
     wrong = {word: chinese[0] for _, chinese, others in terms() for word in others if re.search(word, text)}
-    assert wrong == {}
+    assert wrong == ({"令牌": "词元"} if path.name == "deployment.po" else {})  # there, a secret
 
 
 def test_every_term_is_used() -> None:

@@ -62,6 +62,7 @@ def test_general_text_is_translated_by_the_original_and_its_pieces_are_kept(
     assert text["name"] == "general" and text["translate"]["text"] == "general.en"
     assert small["prune"]["source"] == ["train.en", "general.en"]
     assert small["prune"]["target"] == ["train.xx", "stage:general"]
+    assert final["train"]["start_share"] == 0.5
     assert final["data"]["train"][1]["path"] == "stage:general" and final["data"]["train"][1]["weight"] == 1.0
     assert final["data"]["also_valid"]["original"] == {"source": "original.en", "target": "original.xx"}
     assert document["train"]["budget"] == "4 min", "the translation takes a minute"

@@ -37,13 +37,15 @@ def staged(folder: Path) -> Path:
     text = {"model": "stage:reverse", "text": "mono.tgt", "language": False, "sampling": True, "tag": "<bt>"}
     taught = {"model": "stage:first", "text": "train.src", "language": False, "beam": 2}
     document["model"]["encoder_layers"] = 2
+    less = {"model": "stage:first", "source": few, "target": [few, "stage:taught"], "encoder_layers": 1}
+    tuned = {"init_from": "stage:small", "start_share": 0.5}
     document["stage"] = [
         {"name": "reverse", "reverse": True},
         {"name": "bt", "back_translate": text},
         {"name": "first", "tokenizer": {"vocab_size": 60}, "data": {"train": [real, {"path": "stage:bt"}]}},
         {"name": "taught", "translate": taught},
-        {"name": "small", "prune": {"model": "stage:first", "source": few, "target": few, "encoder_layers": 1}},
-        {"name": "tuned", "train": {"init_from": "stage:small"}, "data": {"train": [real, {"path": "stage:taught"}]}},
+        {"name": "small", "prune": less},
+        {"name": "tuned", "train": tuned, "data": {"train": [real, {"path": "stage:taught"}]}},
     ]
     path = folder / "s.toml"
     path.write_text(tomli_w.dumps(document), encoding="utf-8")

@@ -69,16 +69,6 @@ def test_adapters_change_nothing_at_first_and_can_be_merged(name: str) -> None:
     close(logits(model), logits(plain))  # what is validated is what is saved
 
 
-@pytest.mark.parametrize("name", ["paper", "modern", "linear", "ssru"])
-def test_merged_in_float32(name: str) -> None:
-    model = built_network(STACKS[name], VOCAB, VOCAB, shake=False).float()
-    add_adapters(model, RANK, ALPHA, BOTH, seed=1)
-    with_random_b(model)
-    plain = built_network(STACKS[name], VOCAB, VOCAB).float()
-    load_tensors(plain, MergedWeights(unique_tensors(model), ALPHA / RANK), None)  # type: ignore[arg-type]
-    torch.testing.assert_close(logits(plain), logits(model), rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", STACKS)
 def test_only_adapters_have_gradients(name: str) -> None:
     model = built_network(STACKS[name], VOCAB, VOCAB)

@@ -153,10 +153,6 @@ def test_longer_trainings_have_larger_batches_and_longer_warm_ups() -> None:
     assert warmups == pytest.approx([10, 0.05 * steps[1], 0.05 * steps[2], 4000], rel=0.02)
 
 
-def test_the_optimizer_is_muon() -> None:
-    assert values(choose_training(FACTS, SMALLEST, "", 600))["train.optimizer.kind"] == "muon"
-
-
 def test_the_peak_falls_with_the_width() -> None:
     peaks = [
         values(choose_training(FACTS, Speed(size, 1000.0, 1_400_000), "", 600))["train.schedule.peak"] for size in SIZES

@@ -91,7 +91,7 @@ def document_for(key: Key, kinds: dict[str, str]) -> dict[str, Any]:
         document["model"]["pooling"] = "mean"
     if key.name.startswith("tokenizer.target"):
         document["tokenizer"] = {"shared": False}
-    if key.name.startswith(("tokenizer.add_words", "train.lora")):
+    if key.name.startswith(("tokenizer.add_words", "train.lora", "train.start_share")):
         document["train"] = {"init_from": "en-de"}
     for name, kind in kinds.items():
         *parents, last = name.split(".")

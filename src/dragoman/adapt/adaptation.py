@@ -64,6 +64,7 @@ class Adapted(Initial):
             corpora = next(one.value for one in self.with_replay(on.data, pairs) if one.key == "data.train")
             lessons = {"path": f"stage:{_TEXT}", "weight": weight}
             final.append(Setting("data.train", [*corpora, lessons], "The pairs, and translations of the original."))
+            final.append(Setting("train.start_share", 0.5, "The mean with the weights before, which forgets less."))
             # Its translations are known when the stage has made them; before, those of a few lines.
             texts = zip(codes.items(), (f"{_TEXT}.{on.languages[0]}", f"stage:{_TEXT}"), strict=True)
             for (side, code), file in texts:

@@ -174,7 +174,8 @@ class Config(Section):
                 f'{refused} splits matrices, which train.optimizer.kind "{train.optimizer.kind}" needs as a whole; '
                 f"accepted: {', '.join(_ELEMENTWISE)}; {instead}"
             )
-        for key, is_set in {"train.lora": train.lora is not None, "tokenizer.add_words": bool(words)}.items():
+        needs = {"train.lora": train.lora, "tokenizer.add_words": words, "train.start_share": train.start_share}
+        for key, is_set in needs.items():
             if is_set and train.init_from is None:
                 yield f"{key} adapts an existing model, but train.init_from is not set; set it, or remove {key}"
         if words and not self.data.about.adds_words:

@@ -119,6 +119,8 @@ OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Validations without improvement, or tokens per second; 0 is off or unknown, a large number means never."""
 Averaged = Annotated[Annotated[int, Field(ge=0, le=_UNLIMITED)] | Share, or_share(0, _UNLIMITED), AcceptStored]
 """Checkpoints to average; 0 is off, a large number means all."""
+StartShare = Annotated[_Real, Field(ge=0, le=0.99), AcceptStored]
+"""Share of the original weights in the result; with all of them, nothing is learned."""
 Threads = Annotated[Literal["auto"] | int, auto_or(1, 1024), AcceptStored]
 """CPU threads; servers have up to several hundred cores."""
 

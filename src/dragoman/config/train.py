@@ -272,6 +272,12 @@ class TrainConfig(Section):
         example="en-de",
         min_length=1,
     )
+    start_share: limits.StartShare = field(
+        0.0,
+        "share of the weights of `init_from` in the result, whose other part are the best weights of the training: the "
+        "model forgets less (WiSE-FT, Wortsman et al. 2022); 0 = none",
+        example=0.5,
+    )
     lora: LoRAConfig | None = field(
         None,
         "train low-rank adapters of the matrices instead of all weights; requires `init_from`",

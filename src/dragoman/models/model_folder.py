@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import operator
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -239,14 +239,15 @@ def check_tensors(
         raise ModelFolderError(f"{where}: {'; '.join(shown)}{more}{origin or ''}")
 
 
-def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:
-    """Return the mean of the weights of several model folders, summed in float64."""
+def average_tensors(folders: Sequence[Path], shares: Sequence[float] = ()) -> dict[str, Tensor]:
+    """Return the mean of the weights of several model folders, summed in float64.  shares: of each; default: equal."""
     files = []
     for folder in folders:
         verify(folder)
         files.append(TensorFile(folder / "model.safetensors"))
-    sums = ((name, reduce(operator.add, (file[name].double() for file in files))) for name in files[0])
-    return {name: (total / len(files)).float() for name, total in sums}
+    pairs = list(zip(files, shares or [1.0] * len(files), strict=True))
+    sums = ((name, reduce(operator.add, (share * file[name].double() for file, share in pairs))) for name in files[0])
+    return {name: (total / sum(share for _, share in pairs)).float() for name, total in sums}
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -166,14 +166,15 @@ class InitialModel:
         self.vocabulary, self.origin = vocabulary, {_META: dict(origin)}
         self._folder, self._added = folder, added
 
-    def load_into(self, model: Network) -> None:
-        """Copy the weights into a new model, unless the run has a checkpoint.  Raises ModelFolderError."""
+    def load_into(self, model: Network) -> bool:
+        """Copy the weights into a new model and return True, unless the run has a checkpoint."""
         if self._folder is None:
-            return
+            return False
         tensors: Mapping[str, Tensor] = TensorFile(self._folder / "model.safetensors")
         if self._added is not None:
             tensors = _extended(tensors, unique_tensors(model), self._added)
         load_tensors(model, tensors, self._folder, self.vocabulary)
+        return True
 
 
 def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel | None:

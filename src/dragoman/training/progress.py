@@ -293,7 +293,7 @@ class ProgressEstimator:
         due = max(0.0, progress.validated + every.amount - now[2])
         due_in = due if every.unit == "seconds" else _divided(due, due_per_second)
         between = 0.0 if of_time else _divided(every.amount, due_per_second) or 0.0
-        validations = 1 + self.config.averages  # those of the last step and of the average, and all others
+        validations = 1 + self.config.averages + bool(self.config.start_share)  # of the last step and means; others
         if between and rest is not None and due_in is not None and due_in < rest:
             validations += math.ceil((rest - due_in) / between - 1e-6)
         validating = validations * self.validation_seconds if self._validates else 0.0

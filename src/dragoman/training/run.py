@@ -33,6 +33,7 @@ from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     described_files,
+    find_model,
     last_stage,
     list_checkpoints,
     load_tensors,
@@ -58,9 +59,10 @@ from dragoman.training.tasks.task import Task
 from dragoman.training.tasks.translation import translation_validation
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
-               "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
-               "train.max_bad_steps", "train.parallel.", "train.gradient_checkpointing", "train.expected_speed",
-               "train.cuda_graphs", "search.", "data.root")  # fmt: skip
+               "train.patience", "train.keep", "train.log_every", "train.average", "train.device",
+               "train.threads", "train.max_bad_steps", "train.start_share", "train.parallel.",
+               "train.gradient_checkpointing", "train.expected_speed", "train.cuda_graphs", "search.",
+               "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 _MAY_CHANGE_FINISHED = ("train.keep", "train.log_every", "train.device", "train.threads", "train.parallel.",
                         "train.expected_speed", "train.save_every", "search.", "data.root")  # fmt: skip
@@ -71,6 +73,8 @@ _PATHS = (
     "changes it; for the corpora of the recipes, see docs/data.md"
 )
 _MAX_LISTED = 1000
+_START = "checkpoints/start"
+"""The weights with which a training with train.start_share began."""
 
 
 def open_run(config: Config, folder: Path, reporter: Reporter | None = None, writes: bool = True) -> TrainingRun:
@@ -221,20 +225,25 @@ class TrainingRun:
             "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.block(0, 0))),
         }
 
-    def new_model(self, is_first: bool = False) -> Network:
+    def new_model(self, is_first: bool = False, writes: bool = False) -> Network:
         """Return a newly initialized model, with adapters if train.lora is set.
 
         is_first: whether it is the one that is trained: it gets the weights of train.init_from, unless a checkpoint of
         the run will replace them, and its parts are compared with those of the newest checkpoint.
+        writes: whether it is saved for train.start_share.  Raises UsageError if this was 0 when the run began.
         """
         given = self._given
         model = build_for(self.config, self.task.vocabulary) if given is None else copy.deepcopy(given)
         if is_first:
-            if self._initial is not None:
-                self._initial.load_into(model)
+            copied = self._initial is not None and self._initial.load_into(model)
             if parts := parts_of(self.config, model.modules()):
                 self._parts = {"parts": parts}
             self._refuse_other_parts(parts)
+            if self.config.train.start_share and copied and writes:
+                self.save_mean("start", unique_tensors(model), Progress(), {})
+            elif self.config.train.start_share and not copied and not (self.folder / _START).is_dir():
+                why = "missing, because train.start_share was 0 when the run began"
+                raise UsageError(f"{self.folder / _START}: {why}; accepted: 0, or a new run with another --out")
         if (lora := self.config.train.lora) is not None:
             add_adapters(model, lora.rank, lora.alpha, lora.targets, self.config.train.seed)
         return model
@@ -364,22 +373,24 @@ class TrainingRun:
             if old not in kept:
                 remove_folder(old)
 
+    def with_start(self, share: float) -> dict[str, Tensor]:
+        """Return the mean of the best weights and, with a share, those with which the training began."""
+        return average_tensors([self.folder / _START, find_model(self.folder)], [share, 1 - share])
+
     def average(self, count: int) -> dict[str, Tensor] | None:
         """Return the mean weights of the last `count` validated checkpoints, or None if there are fewer than two."""
         last = validated_checkpoints(self.folder)[-count:]
         return average_tensors(last) if len(last) > 1 else None
 
-    def save_average(
-        self, weights: Mapping[str, Tensor], progress: Progress, scores: dict[str, Any], best: bool
-    ) -> Path:
-        """Write an averaged model and point `average`, and optionally `best`, to it."""
-        target = self.folder / "checkpoints" / "average"
+    def save_mean(
+        self, name: str, weights: Mapping[str, Tensor], progress: Progress, scores: dict[str, Any], *pointers: str
+    ) -> None:
+        """Write a mean of models as `checkpoints/<name>`, with pointers to it."""
+        target = self.folder / "checkpoints" / name
         meta = self._meta(progress, scores)
         save_model(target, self.config, self.task.vocabulary, weights, meta, profile=self.task.profile)
-        write_pointer(self.folder, "average", target)
-        if best:
-            write_pointer(self.folder, "best", target)
-        return target
+        for pointer in pointers:
+            write_pointer(self.folder, pointer, target)
 
 
 def _short_hash(content: bytes) -> str:

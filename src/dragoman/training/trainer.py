@@ -143,7 +143,7 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        step = build_step(self.config, run.new_model, context, partial(run.new_model, is_first=True))
+        step = build_step(self.config, run.new_model, context, partial(run.new_model, True, context.is_main))
         self.training_step = step
         self.model, self.optimizer = step.model, step.optimizer
         self.progress = step.resume(run)
@@ -396,6 +396,8 @@ class Trainer:
                 f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
                 f"finite result ({self.progress.skipped} steps were skipped), so the model cannot be used. {_ADVICE}"
             )
+        if self.config.start_share:
+            self.scores = self.context.on_main(self._validate_with_start)
 
     def _disagreement(self) -> str:
         """Return which checkpoints are the best by the loss and by other metrics, or "" if it is the same one."""
@@ -425,16 +427,32 @@ class Trainer:
             scores = validation(model)
         best = self.progress.best
         better = best is None or metric_value(self.config.metric, scores) > best
-        self.run.save_average(averaged, self.progress, scores, best=better)
-        row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": count, **scores}
-        self.log.write(row)
-        self.reporter.validated(row, better)
+        self.run.save_mean("average", averaged, self.progress, scores, "average", *["best"] * better)
+        self._log_average(count, scores, better)
         if best is not None:
             than = f"{'' if better else 'not '}better than step {self.progress.best_step:,}"
             used = "the average" if better else f"step {self.progress.best_step:,}"
             values = f"{self.config.metric} {abs(metric_value(self.config.metric, scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")
         return scores if better else self.scores
+
+    def _log_average(self, of: int | str, scores: dict[str, Any], better: bool) -> None:
+        row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": of, **scores}
+        self.log.write(row)
+        self.reporter.validated(row, better)
+
+    def _validate_with_start(self) -> dict[str, Any]:
+        """Score the mean of the best weights and those of train.init_from, which becomes the best model."""
+        share = self.config.start_share
+        weights, scores = self.run.with_start(share), dict[str, Any]()
+        if self.validation is not None:
+            self.reporter.phase("validation of the mean with the starting weights")
+            with self.training_step.with_weights(weights) as model:
+                scores = self.validation(model)
+        self.run.save_mean("with_start", weights, self.progress, scores, "best")
+        self._log_average("start", scores, better=False)
+        self.reporter.log(f"the result has a share of {share:g} of the weights with which the training began")
+        return scores
 
 
 def metric_value(metric: str, scores: Mapping[str, Any]) -> float:

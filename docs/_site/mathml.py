@@ -45,7 +45,10 @@ def _inline(self: Any, node: nodes.Element) -> None:
 def _block(self: Any, node: nodes.Element) -> None:
     table = words(self.config.language)
     formula = _WORDS.sub(lambda found: table.get(found[0], found[0]), node.astext())
-    self.body.append(f'<div class="math-block">{convert(formula, display="block")}</div>')
+    parts = re.split(r"\\q?quad\b", formula)  # on narrow screens, each is a line of its own
+    whole = all(len(re.findall(r"\{|\\left\b", part)) == len(re.findall(r"\}|\\right\b", part)) for part in parts)
+    shown = "".join(convert(part, display="block") for part in (parts if whole else [formula]))
+    self.body.append(f'<div class="math-block">{shown}</div>')
     raise nodes.SkipNode
 
 

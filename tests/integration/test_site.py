@@ -62,6 +62,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 def test_formulas_and_diagrams_are_drawn(site: Path) -> None:
     lesson = (site / "en" / "docs" / "learn" / "attention.html").read_text(encoding="utf-8")
     assert lesson.count("<math") > 10 and "$" not in re.sub(r"(?s)<(pre|code|script).*?</\1>", "", lesson)
+    assert lesson.count("</math><math") == 4  # parts of a formula, which go on lines of their own
     for path in (site / "en" / "docs").rglob("*.html"):  # a command that the converter does not know stays as text
         assert not re.findall(r"<m\w+>(?:&(?:amp;)?|\\\w+)</m\w+>", path.read_text(encoding="utf-8")), path
     page = (site / "en" / "docs" / "architectures" / "transformer.html").read_text(encoding="utf-8")

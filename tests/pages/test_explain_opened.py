@@ -245,9 +245,10 @@ def longest(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_sixty_tokens_are_drawn_within_a_second(page: Page, longest: Path) -> None:
-    milliseconds = min(page.open(longest) for _ in range(3))  # the machine may be busy with something else
-    print(f"drawn in {milliseconds:.0f} ms, {longest.stat().st_size / 1e6:.1f} MB")
-    assert milliseconds < 1000
+    page.driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})  # of the processor
+    page.open(longest)
+    metrics = page.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    assert next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration") < 1
 
 
 def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, longest: Path) -> None:

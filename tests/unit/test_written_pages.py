@@ -243,9 +243,7 @@ def test_a_run_without_results_is_reported(tmp_path: Path) -> None:
     page = drawn(write_report(tmp_path / "report.html", empty), tmp_path / "browser")
     assert 'class="problem"' not in page
     assert page.count("The log contains no such values.") == 8
-    assert "No attention was recorded." in page
-    assert "No matches." in page
-    assert "NaN" not in page
+    assert "No attention was recorded." in page and "No matches." in page and "NaN" not in page
 
 
 # --------------------------------------------------------------------------------------------------------- a comparison
@@ -407,5 +405,4 @@ def test_the_same_comparison_gives_the_same_page(comparison: RunComparison, tmp_
 def test_a_run_that_only_began_is_drawn_too(tmp_path: Path) -> None:
     young = compare_runs([fabricate(tmp_path / "young", [training_row(3, 6.5)])])
     page = drawn(write_comparison(tmp_path / "compare.html", young), tmp_path / "browser")
-    assert "NaN" not in page
-    assert "training loss over time" in page and "share one configuration" in page
+    assert "NaN" not in page and "training loss over time" in page and "share one configuration" in page

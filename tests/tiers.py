@@ -51,10 +51,7 @@ def _matches(pattern: str, case: str) -> bool:
 
 
 def read_list() -> tuple[Entries, Entries, dict[str, int]]:
-    """Return the entries of thorough cases, those of cases that are always in the default tier, and sampled functions.
-
-    Of the cases of a sampled function, the default tier has one in so many; files begin with different ones.
-    """
+    """Return the entries of thorough cases and of witnesses, and the functions of whose cases one in so many is run."""
     tables = tomllib.loads(LIST.read_text(encoding="utf-8"))
     return Entries(tables["thorough"]), Entries(tables["witnesses"]), tables.get("sampled", {})
 

@@ -108,7 +108,8 @@ def test_every_example_is_accepted_with_every_kind_that_has_the_key(key: Key) ->
         *parents, last = key.name.removeprefix("stage.0.").split(".")
         value, stage = tomllib.loads(f"x = {key.example}")["x"], {"name": "final"}
         text: dict[str, Any] = {} if "prune" in parents else {"text": "t", "sampling": last == "temperature"}
-        table = {"model": "m", **text, last: value}
+        own = {parents[1]: {"model": "m", "max_cost": 3, last: value}} if len(parents) == 2 else {last: value}
+        table = {"model": "m", **text, **own}
         StageConfig.model_validate(stage | ({parents[0]: table} if parents else {last: value}))
         return
     if key.name.startswith("tune."):

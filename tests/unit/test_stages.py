@@ -42,6 +42,7 @@ from small_run import (
 )
 
 REAL = {"source": "train.src", "target": "train.tgt"}
+JUDGE = {"model": "stage:reverse", "max_cost": 3.0}
 SHORT = {"budget": "24 steps", "validate_every": "24 steps", "validate_sentences": 1, "threads": 1}
 
 
@@ -165,6 +166,7 @@ PROBLEMS: dict[str, Callable[[Any], Any]] = {
     "stage: the list is empty": lambda s: s.clear(),
     "stage:reverse': translates en to xx; accepted: a model that translates xx to en": lambda s: s[0].pop("reverse"),
     "stage bt: back_translate.model = 'nowhere': nowhere: no such": lambda s: _bt(s, model="nowhere"),
+    "agreement.model = 'stage:reverse': translates xx to en; accepted": lambda s: _bt(s, agreement=JUDGE),
     "(did you mean 'reverse'?); accepted: reverse": lambda s: _bt(s, model="stage:revers"),
     "makes text; accepted: a stage that makes a model": lambda s: s[2].update(train={"init_from": "stage:bt"}),
     "a model; accepted: a stage that makes text": lambda s: s[2]["data"].update(train=[{"path": "stage:reverse"}]),
@@ -297,6 +299,24 @@ def test_text_is_filtered_and_nothing_left_is_an_error(
     assert stats.kept and stats.dropped[reason] and stats.read == stats.kept + stats.dropped.total() == 100
     first = stage.files[0].read_text(encoding="utf-8").splitlines()[0]
     assert first in Path("data/mono.src").read_text(encoding="utf-8")
+
+
+def test_pairs_are_kept_if_models_of_both_directions_expect_them(run: Path, model: Path) -> None:
+    lines = [source for source, _ in digit_pairs(30, seed=2)]
+    write_lines(Path("data/mono.src"), lines)
+    made, cost = Translator.load(model).translate(lines, beam=1), dict[str, float]()
+    for own, back in zip(made, Translator.load(run / "reverse").score([t.text for t in made], lines), strict=True):
+        a, b = (-sum(one.token_log_probs) / len(one.token_log_probs) for one in (own, back))
+        cost[lines[len(cost)]] = abs(a - b) + (a + b) / 2
+    limit = sorted(cost.values())[15] + 1e-4
+    text = {"model": str(model), "text": "mono.src", "beam": 1, "language": False}
+    agreed, read = {**text, "agreement": {"model": str(run / "reverse"), "max_cost": limit}}, {}
+    stages = [{"name": "all", "translate": text}, {"name": "made", "translate": agreed}]
+    for stage in plan(staged(*stages, {"name": "final"}))[:2]:
+        dropped = make_text(stage, Listener()).dropped["agreement"]
+        read[stage.name] = stage.files[0].read_text(encoding="utf-8").splitlines()
+    assert read["made"] == [line for line in read["all"] if cost[line] <= limit]
+    assert 0 < dropped == len(read["all"]) - len(read["made"]) < len(read["all"])
 
 
 class _KilledAt(Reporter):

@@ -239,15 +239,6 @@ def test_a_letter_stands_for_one_quantity(kind: str) -> None:
         assert "A = softmax(S′)" in formulas
 
 
-def test_the_sum_does_not_promise_what_a_norm_changes() -> None:
-    notes = {}
-    for kind in ("translator: paper", "translator: pre-norm"):
-        steps = steps_of_kind(kind)
-        notes[kind] = next(step["note"]["en"] for step in steps if step["id"].endswith("around_ffn.residual.gradient"))
-    assert "the norm after each sum does change the gradient" in notes["translator: paper"]
-    assert "without any factor" in notes["translator: pre-norm"]
-
-
 @pytest.mark.parametrize("kind", ["translator: lstm", "translator: gru"])
 def test_the_bridge_shows_the_initial_states_that_it_computes(kind: str) -> None:
     steps = steps_of_kind(kind, max_features=100)

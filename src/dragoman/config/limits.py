@@ -161,6 +161,8 @@ SampleTemperature = Annotated[_Real, Field(ge=0.01, le=100), AcceptStored]
 """Divides the logits of sampling: near 0 it is greedy search, far above 1 all tokens are equally probable."""
 LeastScore = Annotated[_Real, Field(ge=-100, le=0), AcceptStored]
 """Mean natural log-probability per token: 0 is certain, and below -10 are random tokens."""
+MostCost = Annotated[_Real, Field(ge=0, le=200), AcceptStored]
+"""Cross-entropy per token in nats: a good translation has about 1, a random token 10."""
 LastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]
 """Tokens at the end of two hypotheses that are compared; 0 is off."""
 LengthPenalty = Annotated[_Real, Field(ge=0, le=10), AcceptStored]

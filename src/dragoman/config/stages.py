@@ -69,6 +69,17 @@ class PruneConfig(Section):
     decoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=2)
 
 
+class AgreementConfig(Section):
+    """Pairs with low dual conditional cross-entropy (Junczys-Dowmunt 2018): models of both directions expect them."""
+
+    model: str = field(
+        ..., "model of the other direction: `stage:NAME`, a run or a model folder", example="stage:forward"
+    )
+    max_cost: limits.MostCost = field(
+        ..., "drop pairs with a higher abs(a - b) + (a + b) / 2; a, b: losses per token of both models", example=3.0
+    )
+
+
 class TextConfig(Section):
     """Text that a model writes: the other side of lines in one language."""
 
@@ -86,6 +97,10 @@ class TextConfig(Section):
     min_score: limits.LeastScore | None = field(
         None, "drop translations with a lower mean log-probability per token", example=-2.0
     )
+    agreement: AgreementConfig | None = field(
+        None, "drop translations that a model of the other direction does not expect",
+        example={"model": "stage:forward", "max_cost": 3.0},
+    )  # fmt: skip
     max_ratio: limits.Ratio | None = field(
         None, "as `data.filter.max_ratio`, which is the default, for these pairs", example=3.0
     )
@@ -140,7 +155,8 @@ class Stage:
 
     folder: of its results.  config: of the model, before it is pruned; of a text, its languages, filter, seed and
     device.  text: settings of a text; None for a model.  back: whether the given lines are the target.  prune: settings
-    of a model that is not trained.  models: those of `text` or `prune`, as paths.  made: numbers of the corpora of
+    of a model that is not trained.  models: those of `text` or `prune`, as paths; that of `agreement`
+    is the last.  made: numbers of the corpora of
     data.train that earlier stages make, with the names of these.  used: names of the earlier stages that it needs.
     """
 
@@ -281,6 +297,9 @@ class _Plan:
                 for path in getattr(rules, side):
                     self._earlier(path, f"prune.{side}", True, used, problems)
             models = tuple(self._model(name, f"{stage.kind}.model", wanted, used, problems) for name in names)
+            if text and (judge := text.agreement):
+                key = f"{stage.kind}.agreement.model"
+                models += (self._model(judge.model, key, wanted[::-1], used, problems),)
             if rules and not problems:
                 needed = _of_text(document, init_from=str(models[0]))
                 earlier = (one.made_config for one in self.stages if one.folder == models[0])

@@ -28,7 +28,7 @@ from dragoman.io.model_files import STAGE, find_model, last_stage, read_meta
 from dragoman.io.reading import hash_file, read_json
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.io.writing import atomic_file, recover_folders, remove_folder, write_file, writing
-from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.lines import TargetScore, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import load_vocabulary
 from dragoman.training.run import check_files, refuse_changes
@@ -146,12 +146,14 @@ def check_stages(stages: Sequence[Stage]) -> None:
             if missing := ", ".join(str(path) for path in stage.paths if not path.is_file()):
                 problems.append(f"stage {stage.name}: text: no such file: {missing}; paths start at data.root")
             given, made = stage.languages[::-1] if stage.back else stage.languages
-            vocabularies = [
-                load_vocabulary(find_model(model)) for model in stage.models if model.parent != stage.folder.parent
-            ]
-            for vocabulary in vocabularies:
+            vocabularies = []
+            for number, model in enumerate(stage.models):
+                if model.parent == stage.folder.parent:
+                    continue
+                vocabulary, is_judge = load_vocabulary(find_model(model)), number == len(stage.text.model)
                 if any(getattr(vocabulary, "languages", ((), ()))):
-                    vocabulary.between(given, made)  # type: ignore[union-attr]
+                    vocabulary.between(*((made, given) if is_judge else (given, made)))  # type: ignore[union-attr]
+                vocabularies += [vocabulary] * (not is_judge)
             if len({tuple(sorted(vocabulary.files().items())) for vocabulary in vocabularies}) > 1:
                 problems.append(f"stage {stage.name}: model: different vocabularies; an ensemble needs the same one")
         except ConfigError as error:
@@ -207,7 +209,9 @@ def _settings(stage: Stage, with_models: bool = True) -> dict[str, Any]:
         "languages": list(stage.languages),
         "seed": stage.config.train.seed,
         "filter": _rules(stage).model_dump(mode="json"),
-        **stage.text.model_dump(mode="json", exclude={"model", "tag", "text"}),
+        **stage.text.model_dump(
+            mode="json", exclude={"model": True, "tag": True, "text": True, "agreement": {"model"}}
+        ),
         "text": [hash_file(path, "blake2b") for path in stage.paths],
         "models": [_model_hash(model) for model in stage.models] if with_models else [],
     }
@@ -291,12 +295,13 @@ def _join(stage: Stage, shards: Iterable[Path], stats: FilterStats) -> None:
 class _Work:
     """The translation of the lines of a stage and its filters.
 
-    checks: of given lines and of translations.
+    checks: of given lines and of translations.  judge: the model of `agreement`.
     """
 
     stage: Stage
     text: TextConfig
     translator: Translator
+    judge: Translator | None
     checks: tuple[LanguageCheck, LanguageCheck]
     rules: PairFilter
 
@@ -305,14 +310,20 @@ class _Work:
         """Load the models of a stage."""
         assert stage.text is not None
         given, made = stage.languages[::-1] if stage.back else stage.languages
-        models = [str(model) for model in stage.models]
         train = stage.config.train
         threads = None if train.threads == "auto" else train.threads
-        translator = Translator.load(models if len(models) > 1 else models[0], train.device, threads=threads)
-        if any(translator.tokenizer.languages):
-            translator.tokenizer = translator.tokenizer.between(given, made)
+
+        def loaded(models: Sequence[Path], languages: tuple[str, str]) -> Translator:
+            paths = [str(model) for model in models]
+            translator = Translator.load(paths if len(paths) > 1 else paths[0], train.device, threads=threads)
+            if any(translator.tokenizer.languages):
+                translator.tokenizer = translator.tokenizer.between(*languages)
+            return translator
+
+        translator = loaded(stage.models[: len(stage.text.model)], (given, made))
+        judge = loaded(stage.models[-1:], (made, given)) if stage.text.agreement else None
         checks = (LanguageCheck(given, made, identify=True), LanguageCheck(made, given, identify=True))
-        return cls(stage, stage.text, translator, checks, PairFilter(_rules(stage)))
+        return cls(stage, stage.text, translator, judge, checks, PairFilter(_rules(stage)))
 
     def done(self, lines: Sequence[str], fresh: Sequence[bool]) -> dict[str, Any]:
         """Return the pairs of lines that are kept, source first, and the numbers of the others by reason.
@@ -325,15 +336,22 @@ class _Work:
         how: dict[str, Any] = {"beam": text.beam}
         if text.sampling:
             how = {"beam": 1, "sample": True, "temperature": text.temperature, "seed": self.stage.config.train.seed}
-        pairs, dropped = [], Counter(reason for reason in reasons if reason is not None)
+        found, dropped = [], Counter(reason for reason in reasons if reason is not None)
         for line, translation in zip(chosen, self.translator.translate(chosen, **how), strict=True):
             pair = (translation.text.strip(), line) if self.stage.back else (line, translation.text.strip())
             reason = self._after(pair, translation)
             if reason is None:
-                pairs.append(pair)
+                found.append((pair, -_mean(translation)))
             else:
                 dropped[reason] += 1
-        return {"pairs": pairs, "dropped": dropped}
+        pairs = [pair for pair, _ in found]
+        if text.agreement is not None and self.judge is not None:
+            back, limit = self.stage.back, text.agreement.max_cost
+            scores = self.judge.score([pair[not back] for pair in pairs], [pair[back] for pair in pairs])
+            losses = [(loss, -_mean(score)) for (_, loss), score in zip(found, scores, strict=True)]
+            pairs = [pair for pair, (a, b) in zip(pairs, losses, strict=True) if abs(a - b) + (a + b) / 2 <= limit]
+            dropped["agreement"] += len(losses) - len(pairs)
+        return {"pairs": pairs, "dropped": +dropped}
 
     def _before(self, line: str, is_first: bool) -> str | None:
         """Return why a line is not translated; None if it is."""
@@ -350,9 +368,13 @@ class _Work:
         for flag in _FAULTS:
             if flag in translation.flags:
                 return flag
-        score = translation.log_prob / max(1, len(translation.token_log_probs))
-        if self.text.min_score is not None and score < self.text.min_score:
+        if self.text.min_score is not None and _mean(translation) < self.text.min_score:
             return "score"
         if self.text.language and self.checks[1].suspicious(translation.text):
             return "language"
         return self.rules.judge(SentencePair(*pair, 0))
+
+
+def _mean(scored: Translation | TargetScore) -> float:
+    """Return the mean log-probability per token."""
+    return scored.log_prob / max(1, len(scored.token_log_probs))

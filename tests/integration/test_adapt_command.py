@@ -92,20 +92,27 @@ def test_adapters_are_trained_if_memory_is_short(cli: Cli, monkeypatch: pytest.M
     assert tomllib.loads(Path("en-xx.toml").read_text(encoding="utf-8"))["train"]["lora"] == {"rank": 8}
     monkeypatch.setattr("dragoman.models.size.available_memory", lambda device=None: 10_000)
     code, _, err = cli(*ADAPT, "--out", "b.toml")
-    assert code == 2 and "need 0.0 GB" in err and not Path("b.toml").exists() and not Path("b-data").exists()
+    assert (
+        code == 2
+        and "its layers need 0.0 GB of memory" in err
+        and not Path("b.toml").exists()
+        and not Path("b-data").exists()
+    )
 
 
 @pytest.mark.parametrize(("changes", "problems"), {
-    ("n.xx", "n.en", "--languages", "xx", "en"): ["the model translates en to xx, but the text is xx to en"],
-    ("n.en", "gone", "--languages", "en", "zz", "--encoder-layers", "3", "--general", "lost"):
+    ("model", "n.xx", "n.en", "--languages", "xx", "en"): ["the model translates en to xx, but the text is xx to en"],
+    ("model", "n.en", "gone", "--languages", "en", "zz", "--encoder-layers", "3", "--general", "lost"):
         ["is en to zz", "no such file: gone", "accepted: 1 to 2", "--general lost: no such file"],
-    ("one.csv", "--min-count", "0", "--general", "a.fr"):
+    ("n.en", "n.en", "gone", "--min-count", "0", "--general", "lost"):
+        ["n.en: no such model; accepted: a run", "no such file: gone", "--min-count 0", "--general lost: no such file"],
+    ("model", "one.csv", "--min-count", "0", "--general", "a.fr"):
         ["one.csv", "--min-count 0", "its language is fr; accepted: text in the source language, en"],
 }.items())  # fmt: skip
 def test_all_problems_are_reported_before_any_work(changes: tuple[str, ...], problems: list[str], cli: Cli) -> None:
     digits()
     write_lines(Path("a.fr"), write_lines(Path("one.csv"), ["1,2"]).read_text().split())
-    code, out, err = cli("adapt", "model", *changes)
+    code, out, err = cli("adapt", *changes)
     assert code == 2 and out == b"" and all(problem in err for problem in problems), err
     assert not list(Path().glob("*.toml")) and not list(Path().glob("*-data"))
 
@@ -119,6 +126,11 @@ def test_a_checkpoint_on_a_stick_becomes_a_translator(cli: Cli, monkeypatch: pyt
         write_lines(Path(f"talks.{side}"), [" ".join(draw.sample(words.split(), 7)) for _ in range(300)])
     page = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text(encoding="utf-8")
     adapt, train, serve = (shlex.split(line)[1:] for line in page.split("```sh\n")[1].splitlines()[:3])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dragoman.models.size.available_memory", lambda device=None: 1000)
+        code, _, err = cli(*adapt, "--languages", "en", "zz")
+    assert code == 2 and not Path("en-de-model").exists()
+    assert "translates en to de, but the text is en to zz" in err and "which loads it twice to compare both" in err
     code, _, err = cli(*adapt, "--decoder-layers", "2")
     assert code == 0 and "written: en-de-model" in err, err
     assert cli("doctor", train[1])[0] == 0

@@ -95,7 +95,3 @@ def test_a_system_without_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores(tmp_path) == 1
-
-
-def test_here_there_is_at_least_one() -> None:
-    assert 1 <= usable_cores() <= CORES

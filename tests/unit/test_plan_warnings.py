@@ -128,10 +128,6 @@ def problems(forecast: Forecast, *overrides: str, **model: Any) -> list[tuple[st
     return list(forecast_problems(translation(*overrides, **model), forecast, squares))
 
 
-def test_a_plan_that_works_out_has_no_problem() -> None:
-    assert problems(Forecast(epochs=6, steps=2000, tokens=2e6, parameters=4_000_000)) == []
-
-
 def test_few_epochs_name_a_width_that_gives_more() -> None:
     ((what, advice),) = problems(Forecast(epochs=1.5, steps=600, tokens=2e6, parameters=4_000_000))
     assert what == "insufficient training for this model: 1.5 epochs, 600 steps, 0.8 tokens per parameter"

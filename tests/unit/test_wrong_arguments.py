@@ -128,7 +128,3 @@ def test_a_device_that_is_not_there(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match=r"device '.*': .*accepted: auto, cpu"):
         load(device)
-
-
-def test_auto_is_a_device_of_a_labeller() -> None:
-    assert str(Labeller.load(GOLDEN / "tagger_v1", "auto").device) in ("cpu", "cuda")

@@ -19,11 +19,17 @@ from dragoman.advice.finetune import Initial, Preparation, replay_weight
 from dragoman.advice.monolingual import Monolingual, limit_lines, read_monolingual
 from dragoman.advice.new import TrainingPlan
 from dragoman.advice.raw_pairs import single_corpus
-from dragoman.advice.text import TRAIN, VALID
-from dragoman.errors import check_problems
+from dragoman.advice.text import TRAIN, VALID, known_languages
+from dragoman.config import ParallelData
+from dragoman.data.corpus import CorpusSpec
+from dragoman.errors import UsageError, check_problems
 from dragoman.formats.importing.family import collecting
 from dragoman.formats.importing.importer import import_model, plan_import
+from dragoman.formats.importing.marian_items import find_models
+from dragoman.formats.importing.toolkit_files import find_checkpoints
 from dragoman.io.model_files import find_model
+from dragoman.models import size
+from dragoman.models.size import count_parameters
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
 
@@ -132,28 +138,40 @@ class Adapted(Initial):
 
 def checked(pruning: Pruning, general: Path | None = None) -> Adapted:
     """Return the model to adapt.  Raises UsageError with all problems that can be found before the text is read."""
-    path = pruning.model
-    if is_checkpoint := (path / "config.json").exists() and not (path / "meta.json").exists():
-        plan = plan_import(path)
-        initial = Initial(path, plan.config, True, 0, plan.vocabulary.tokenizer)
-    else:
-        initial = Initial.of(path)
-    problems, codes = list[str](), [code for code in pruning.languages if code]
-    with collecting(problems):
-        initial.check((codes[0], codes[1])) if codes else None
-    one, own = pruning.source[0], initial.vocabulary
+    path, problems, codes = pruning.model, list[str](), tuple(code for code in pruning.languages if code)
+    one, silent = pruning.source[0], lambda text: None
     single = [] if pruning.target else [one]  # a file with both sides
     target = [*pruning.target, one][0]
+    if one.exists() and target.exists():
+        with collecting(problems):
+            spec = single_corpus(one, codes or None, silent) if single else CorpusSpec(one, target)
+            codes = codes or known_languages(spec)
+    initial, is_checkpoint = None, False
+    with collecting(problems):
+        files = (path / "config.json").exists() or find_models(path) or find_checkpoints(path)
+        if not (path.is_dir() or files):
+            accepted = "a run, a model folder, or a checkpoint that 'dragoman import' accepts, downloaded before"
+            raise UsageError(f"{path}: no such model; accepted: {accepted}")
+        is_checkpoint = bool(files) and not (path / "meta.json").exists()
+        plan = plan_import(path) if is_checkpoint else None
+        initial = Initial(path, plan.config, True, 0, plan.vocabulary.tokenizer) if plan else Initial.of(path)
+        if codes or not isinstance(initial.config.data, ParallelData):
+            initial.check((codes[0], codes[1]) if codes else ("", ""))
+    config = initial.config if initial and isinstance(initial.config.data, ParallelData) else None
+    own = initial.vocabulary if initial else None
     rules = replace(pruning, target=[target], valid=pruning.valid or (one, target), languages=(None, None))
     tokenizer = own if isinstance(own, Tokenizer) and not any(own.languages) else None
-    problems += rules.problems(initial.config, tokenizer, single)
-    for path in single:
-        with collecting(problems):
-            single_corpus(path, codes or None, lambda text: None)
+    problems += rules.problems(config, tokenizer, single)
+    if config and isinstance(own, Tokenizer):
+        pieces = (own.source_size, own.target_size) if is_checkpoint else (4, 4)  # less of them after pruning
+        least = (1 + is_checkpoint) * 4 * count_parameters(config.model, *pieces, shared=own.shared)
+        if (free := size.available_memory()) is not None and free < least:
+            what = "its import, which loads it twice to compare both, needs" if is_checkpoint else "its layers need"
+            lacks = f"{what} {least / 1e9:,.1f} GB of memory; {free / 1e9:,.1f} GB are available"
+            problems.append(f"{path}: {lacks}; use a machine with more, or a smaller model")
     if general is not None:
         with collecting(problems):
-            read_monolingual(
-                general, codes[0] if codes else initial.data.source_language, None, False, lambda text: None, _TEXT
-            )
+            language = codes[0] if codes else config.parallel.source_language if config else ""
+            read_monolingual(general, language, None, False, silent, _TEXT)
     check_problems("invalid adaptation:", problems)
     return Adapted(**vars(initial), pruning=pruning, is_checkpoint=is_checkpoint, general=general)

@@ -96,9 +96,11 @@ class Pruning:
         check_problems("invalid pruning options:", [*others, *self.problems(config, tokenizer)])
         return folder, config, tokenizer
 
-    def problems(self, config: Config, tokenizer: Tokenizer | None, later: Sequence[Path] = ()) -> list[str]:
-        """Return what is wrong with settings and files; `later` is not checked.  tokenizer: None if not made."""
+    def problems(self, config: Config | None, tokenizer: Tokenizer | None, later: Sequence[Path] = ()) -> list[str]:
+        """Return what is wrong with settings and files, except `later`.  config, tokenizer: None if there is none."""
         problems = list(self._problems(config, later))
+        if config is None:
+            return problems
         with collecting(problems):
             if tokenizer is not None and (self.layers or any(self.languages)):
                 tokenizer.between(*self.languages)
@@ -126,15 +128,16 @@ class Pruning:
         counts = zip(STACKS, (self.encoder_layers, self.decoder_layers), strict=True)
         return {stack: count for stack, count in counts if count is not None}
 
-    def _problems(self, config: Config, later: Sequence[Path]) -> Iterator[str]:
+    def _problems(self, config: Config | None, later: Sequence[Path]) -> Iterator[str]:
         if bool(self.source) != bool(self.target) or not (self.source or self.layers):
             yield "accepted: source and target with the text of both sides, a number of layers, or all of these"
         if self.min_count < 1:
             yield f"min_count = {self.min_count}; accepted: at least 1"
+        model = config and config.model
         for stack, count in self.layers.items():
-            have = getattr(config.model, f"{stack}_layers", 0) if isinstance(config.model, TransformerConfig) else 0
-            if not 1 <= count <= have:
-                what = f"1 to {have}" if have else f"a Transformer; this is {config.model.architecture}"
+            have = getattr(model, f"{stack}_layers", 0) if isinstance(model, TransformerConfig) else 0
+            if model and not 1 <= count <= have:
+                what = f"1 to {have}" if have else f"a Transformer; this is {model.architecture}"
                 yield f"{stack}_layers = {count}; accepted: {what}"
         if self.layers and self.valid is None:
             yield "layers are compared on validation pairs: give two files with valid (of a stage: data.valid)"

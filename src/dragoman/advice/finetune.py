@@ -77,9 +77,11 @@ class Initial:
         if not isinstance(data, ParallelData) or not isinstance(self.vocabulary, Tokenizer):
             raise UsageError(f"{where}: a model of data.kind = {data.kind!r}; accepted: a model that translates")
         known = data.source_language, data.target_language
-        if any(self.vocabulary.languages):
+        if self.vocabulary.models[3] is not None and any(self.vocabulary.languages):
             self.vocabulary.with_default(*given)
-        elif any(a.split("-")[0] != b.split("-")[0] for a, b in zip(known, given, strict=True)):
+            return
+        own, new = ([code.split("-")[0] for code in codes] for codes in (known, given))
+        if own != new and all(2 <= len(code) <= 3 for code in own):  # an imported model may not name its languages
             raise UsageError(
                 f"{where}: the model translates {known[0]} to {known[1]}, but the text is {given[0]} to {given[1]}; "
                 "specify another model, or the text in this order, or its languages with --languages"

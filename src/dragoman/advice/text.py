@@ -77,14 +77,14 @@ def open_text(
         check_text_files([path for path in (source, target) if path is not None])
     if target is not None:
         spec = CorpusSpec(source, target)
-        return ParallelText(source, target, languages or _known_languages(spec), origin=spec)
+        return ParallelText(source, target, languages or known_languages(spec), origin=spec)
     spec = single_corpus(source, languages, log)
     if spec.sides is not None:
-        return ParallelText(*spec.sides, languages or _known_languages(spec), origin=spec)
+        return ParallelText(*spec.sides, languages or known_languages(spec), origin=spec)
     files = scratch / "source.txt", scratch / "target.txt"
     _write(read_pairs(spec, log), files)
     title = str(source) if spec.form == ".tsv" else f"pairs of {source}"
-    return ParallelText(*files, languages or _known_languages(spec), title, spec)
+    return ParallelText(*files, languages or known_languages(spec), title, spec)
 
 
 def check_text_files(files: Sequence[Path], where: str = "") -> None:
@@ -131,7 +131,7 @@ def detect_languages(spec: CorpusSpec) -> tuple[str | None, str | None]:
     return found[0], found[1]
 
 
-def _known_languages(spec: CorpusSpec) -> tuple[str, str]:
+def known_languages(spec: CorpusSpec) -> tuple[str, str]:
     """Detect the languages.  Raises UsageError if one is unknown."""
     one, other = detect_languages(spec)
     if one is None or other is None or one == other:

@@ -75,7 +75,7 @@ ORDER = torch.tensor([PAD, UNK, BOS, EOS])
 
 
 def model_of(folder: Path, name: str) -> Path:
-    search = {"beam": 4, "max_extra": 20}
+    search = {"beam": 1 if name.startswith("one layer") else 4, "max_extra": 20}
     return random_model(folder, (MARIAN | CUSTOM)[name], shared="two vocabularies" not in name, search=search)
 
 
@@ -101,7 +101,8 @@ def test_the_import_of_an_export_is_the_identity(marian: Path) -> None:
     for source, target in [*digit_pairs(20, seed=2), ("Größe, 日本", "x")]:
         assert ours.encode_source(source) == read.encode_source(source)
         assert ours.encode_target(target) == read.encode_target(target)
-    assert before[2].search.beam == after[2].search.beam and before[2].search.alpha == after[2].search.alpha
+    (beam, alpha), then = ((one[2].search.beam, one[2].search.alpha) for one in (before, after))
+    assert then == (beam, alpha if beam > 1 else 1.0)  # `transformers` refuses a length penalty without a beam
 
 
 def test_marianmt_has_equal_logits(marian: Path) -> None:

@@ -276,7 +276,8 @@ def _generation(model: ExportSource) -> Any:
     return transformers_package().GenerationConfig(
         **_special_tokens(), forced_eos_token_id=_EOS, bad_words_ids=never,
         renormalize_logits=model.output_bias[BOS].item() == NEVER,
-        num_beams=search.beam, length_penalty=search.alpha, max_length=positions(model.config),
+        num_beams=search.beam, length_penalty=search.alpha if search.beam > 1 else None,
+        max_length=positions(model.config),
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ from dragoman.serve.viewer import Event, ViewedModel, stream_continuation, strea
 from dragoman.tokenizers import BOS, EOS
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from served_models import until
-from small_run import Cli
+from small_run import Cli, write_lines
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from toy_model import ToyModel
 
@@ -435,6 +435,17 @@ def test_names_of_models_are_no_structure() -> None:
     page = TestClient(create_app({"<b>&x": shown(ViewedModel(tiny_translator(), "transformer"))})).get("/").text
 
     assert "<option>&lt;b&gt;&amp;x</option>" in page and "<b>&x" not in page
+
+
+def test_examples_are_short_sources_of_the_validation_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ViewedModel.load(GOLDEN).description["examples"] == []
+    Path("data").mkdir()
+    for side in ("src", "tgt"):
+        write_lines(
+            Path(f"data/valid.{side}"), ["one two", "one two three", "x" * 61, *(f"four five {n}" for n in "678")]
+        )
+    assert ViewedModel.load(GOLDEN).description["examples"] == ["one two three", "four five 6", "four five 7"]
 
 
 def test_the_page_receives_the_list_of_models(client: TestClient) -> None:

@@ -115,7 +115,7 @@ function showModel() {
   if (byId("second").value === byId("first").value) byId("second").value = "";
   if (model.writes === "translation") bothIn(byId("text"), "placeholder", "Type a sentence", "输入一句话");
   else bothIn(byId("text"), "placeholder", "Begin a text for the model to continue", "写一个开头，由模型续写");
-  const examples = (model.languages && EXAMPLES[model.languages[0]]) || [];
+  const examples = model.examples.length ? model.examples : (model.languages && EXAMPLES[model.languages[0]]) || [];
   byId("examples").replaceChildren(...examples.map((text) => el("button", { type: "button", class: "quiet", lang: model.languages[0], onclick: () => {
     byId("text").value = text;
     showCounter();

@@ -24,22 +24,25 @@ import functools
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from dragoman.config import Config
+from dragoman.data.corpus import corpus_spec, read_pairs
 from dragoman.decoding.backend import StreamWithRetry
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.pytorch.search import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.search_types import PartialHypothesis, SearchSettings, common_prefix
 from dragoman.device import resolve_device
-from dragoman.errors import UsageError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.interpret.walkthrough.figure import RecordedPass, figure_data
 from dragoman.interpret.walkthrough.quantities import Labels
 from dragoman.interpret.walkthrough.training_step import TrainingPair
@@ -103,13 +106,14 @@ class RecordingStepper:
 class ViewedModel:
     """A translator with its source and target language, or a language model, on the PyTorch backend.
 
-    lock: held while the model computes.  queue: requests wait here in order of arrival, and not in worker threads, of
-    which there are few.
+    examples: short sources of its validation text.  lock: held while the model computes.  queue: requests wait here in
+    order of arrival, and not in worker threads, of which there are few.
     """
 
     pipeline: Translator | TextGenerator
     architecture: str
     languages: tuple[str, str] | None = None
+    examples: Sequence[str] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -119,7 +123,8 @@ class ViewedModel:
         config, device = read_config(path), resolve_device(device)
         if config.data.kind == "parallel":
             languages = (config.data.source_language, config.data.target_language)
-            return cls(Translator.load(path, device, engine="pytorch"), config.model.architecture, languages)
+            translator = Translator.load(path, device, engine="pytorch")
+            return cls(translator, config.model.architecture, languages, _examples(config))
         if config.data.kind == "text":
             return cls(TextGenerator.load(path, device, engine="pytorch"), config.model.architecture)
         raise wrong_model(path, config, "generates no text from the plain text of a page")
@@ -134,7 +139,8 @@ class ViewedModel:
         viewed = copy.copy(translator)
         backend = translator.backend
         viewed.backend = (backend if isinstance(backend, NativeBackend) else backend.scorer).to_torch()
-        return cls(viewed, read_config(folder).model.architecture if folder else "", languages)
+        config = read_config(folder) if folder else None
+        return cls(viewed, config.model.architecture if config else "", languages, _examples(config))
 
     def stream(self, text: str, beam: int, temperature: float, seed: int) -> Iterator[Event]:
         """Yield the events of a text; a temperature above 0 means sampling."""
@@ -159,10 +165,20 @@ class ViewedModel:
         weights = stepper.records[0].weights  # (1, layers, heads, S)
         attention = None if weights is None else {"over": over, "layers": weights.size(1), "heads": weights.size(2)}
         return {
-            "architecture": self.architecture, "writes": writes, "languages": self.languages,
+            "architecture": self.architecture, "writes": writes, "languages": self.languages, "examples": self.examples,
             "parameters": self.pipeline.model.parameter_count(), "beam": self.pipeline.settings.beam,
             "longest": longest, "attention": attention,
         }  # fmt: skip
+
+
+def _examples(config: Config | None) -> list[str]:
+    """Return the first sources of 10 to 60 characters of the validation text, if its files are still there."""
+    if config is None or config.data.kind != "parallel" or config.data.valid is None:
+        return []
+    with suppress(DragomanError):
+        pairs = islice(read_pairs(corpus_spec(config, config.data.valid)), 200)
+        return [*islice((pair.source for pair in pairs if 10 <= len(pair.source) <= 60), 3)]
+    return []
 
 
 def _weights(recording: Recording) -> Tensor | None:

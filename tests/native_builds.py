@@ -25,8 +25,8 @@ BUILDS = ("avx512", "avx2", EMULATED)
 """Builds of the engine.  EMULATED has the instructions of AVX-512 and AMX in plain C++."""
 
 _HERE = Path(__file__).parent / "parity"
-_EMULATED_VECTORS = f'-DDRAGOMAN_VECTOR_INSTRUCTIONS="{_HERE / "emulated_avx512.h"}"'
-EMULATED_TILES = f'-DDRAGOMAN_TILE_INSTRUCTIONS="{_HERE / "emulated_tiles.h"}"'
+_EMULATED_VECTORS = '-DDRAGOMAN_VECTOR_INSTRUCTIONS="emulated_avx512.h"'
+EMULATED_TILES = '-DDRAGOMAN_TILE_INSTRUCTIONS="emulated_tiles.h"'
 _FLAGS = ["-shared", "-fPIC", "-pthread", "-std=c++17", "-O1", "-fno-math-errno", "-ffp-contract=off"]
 _FLAGS += ["-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 
@@ -82,10 +82,9 @@ def emulated_library(name: str) -> Path:
     require_avx2()
     package, flags = (engine, [EMULATED_TILES]) if name == "engine" else (training, ["-fopenmp"])
     folder = Path(str(package.__file__)).with_name("csrc")
-    command = ["g++", *_FLAGS, _EMULATED_VECTORS, *flags, *map(str, sorted(folder.glob("*.cpp")))]
-    digest = hashlib.sha256(
-        subprocess.check_output(["g++", "-dumpfullversion", "-dumpmachine"]) + repr(command).encode()
-    )
+    options = [*_FLAGS, _EMULATED_VECTORS, *flags]
+    compiler = subprocess.check_output(["g++", "-dumpfullversion", "-dumpmachine"])
+    digest = hashlib.sha256(compiler + repr(options).encode())  # of no path, so that other copies of the project use it
     for path in sorted([*folder.rglob("*.*"), *_HERE.glob("emulated_*.h")]):
         digest.update(path.read_bytes())
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dragoman-tests")
@@ -94,6 +93,7 @@ def emulated_library(name: str) -> Path:
     with FileLock(compiled.with_suffix(".lock")):
         if not compiled.exists():
             partial = compiled.with_suffix(".partial")
-            subprocess.run([*command, "-o", partial], check=True)
+            sources = sorted(folder.glob("*.cpp"))
+            subprocess.run(["g++", *options, "-I", _HERE, *sources, "-o", partial], check=True)
             partial.replace(compiled)
     return compiled

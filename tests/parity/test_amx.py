@@ -17,7 +17,7 @@ SOURCES = Path(library.__file__).parent / "csrc"
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-I", str(SOURCES)]
 BUILDS = {
     "emulated": [
-        "-mavx2", "-mfma", "-mf16c", EMULATED_TILES,
+        "-mavx2", "-mfma", "-mf16c", EMULATED_TILES, f"-I{HERE}",
         "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
     ],
     "processor": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],

@@ -127,7 +127,7 @@ def trainer(folder: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPa
     run = SimpleNamespace(
         config=settings,
         folder=folder,
-        new_model=lambda is_first=False: built(document, V),
+        new_model=lambda is_first=False, writes=False: built(document, V),
         resume=lambda *_: Progress(),
         is_validated=lambda _: False,
         last_good=str,

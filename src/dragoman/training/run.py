@@ -374,7 +374,7 @@ class TrainingRun:
                 remove_folder(old)
 
     def with_start(self, share: float) -> dict[str, Tensor]:
-        """Return the mean of the best weights and, with a share, those with which the training began."""
+        """Return the mean of the starting weights, with this share, and of the best ones."""
         return average_tensors([self.folder / _START, find_model(self.folder)], [share, 1 - share])
 
     def average(self, count: int) -> dict[str, Tensor] | None:

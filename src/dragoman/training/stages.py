@@ -153,7 +153,8 @@ def check_stages(stages: Sequence[Stage]) -> None:
                 vocabulary, is_judge = load_vocabulary(find_model(model)), number == len(stage.text.model)
                 if any(getattr(vocabulary, "languages", ((), ()))):
                     vocabulary.between(*((made, given) if is_judge else (given, made)))  # type: ignore[union-attr]
-                vocabularies += [vocabulary] * (not is_judge)
+                if not is_judge:
+                    vocabularies.append(vocabulary)
             if len({tuple(sorted(vocabulary.files().items())) for vocabulary in vocabularies}) > 1:
                 problems.append(f"stage {stage.name}: model: different vocabularies; an ensemble needs the same one")
         except ConfigError as error:

@@ -427,7 +427,8 @@ class Trainer:
             scores = validation(model)
         best = self.progress.best
         better = best is None or metric_value(self.config.metric, scores) > best
-        self.run.save_mean("average", averaged, self.progress, scores, "average", *["best"] * better)
+        pointers = ("average", "best") if better else ("average",)
+        self.run.save_mean("average", averaged, self.progress, scores, *pointers)
         self._log_average(count, scores, better)
         if best is not None:
             than = f"{'' if better else 'not '}better than step {self.progress.best_step:,}"

@@ -440,11 +440,10 @@ def test_names_of_models_are_no_structure() -> None:
 def test_examples_are_short_sources_of_the_validation_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ViewedModel.load(GOLDEN).description["examples"] == []
+    lines = ["one two", "one two three", "x" * 61, "one two three", *(f"four five {n}" for n in "678")]
     Path("data").mkdir()
     for side in ("src", "tgt"):
-        write_lines(
-            Path(f"data/valid.{side}"), ["one two", "one two three", "x" * 61, *(f"four five {n}" for n in "678")]
-        )
+        write_lines(Path(f"data/valid.{side}"), lines)
     assert ViewedModel.load(GOLDEN).description["examples"] == ["one two three", "four five 6", "four five 7"]
 
 

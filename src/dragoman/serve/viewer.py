@@ -172,12 +172,12 @@ class ViewedModel:
 
 
 def _examples(config: Config | None) -> list[str]:
-    """Return the first sources of 10 to 60 characters of the validation text, if its files are still there."""
+    """Return the first three sources of 10 to 60 characters of the validation text, if its files are still there."""
     if config is None or config.data.kind != "parallel" or config.data.valid is None:
         return []
     with suppress(DragomanError):
         pairs = islice(read_pairs(corpus_spec(config, config.data.valid)), 200)
-        return [*islice((pair.source for pair in pairs if 10 <= len(pair.source) <= 60), 3)]
+        return [*dict.fromkeys(pair.source for pair in pairs if 10 <= len(pair.source) <= 60)][:3]
     return []
 
 

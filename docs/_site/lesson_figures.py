@@ -10,6 +10,7 @@ animated by the style of the picture, and stands still for readers who asked the
 from __future__ import annotations
 
 import argparse
+import cmath
 import html
 import math
 import tomllib
@@ -25,6 +26,7 @@ from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, ti
 from dragoman.nn.attention import causal_bias, mask_to_bias
 from dragoman.nn.positions import sinusoids
 from dragoman.pages.charts import standalone
+from dragoman.training.loss import cross_entropy
 
 FOLDER = Path(__file__).parents[1] / "learn"
 LEVELS = 5
@@ -146,11 +148,8 @@ def activations() -> str:
     parts = [axes, *(text(middle + n * across, bottom + 21, str(n).replace("-", "−")) for n in (-3, -2, -1, 1, 2, 3))]
     parts += [text(middle - 8, bottom - n * up + 4, str(n), "end") for n in (1, 2, 3)]
     for color, name, y, left, top in (("--s1", "relu", x.relu(), 430, 84), ("--s0", "gelu", gelu(x), 212, 194)):
-        points = " ".join(
-            f"{middle + a * across:.1f},{bottom - b * up:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True)
-        )
-        parts.append(f'<polyline fill="none" stroke="var({color})" stroke-width="2" points="{points}"/>')
-        parts.append(text(left, top, name, style=f' style="fill: var({color})"'))
+        points = [(middle + a * across, bottom - b * up) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+        parts += [line(points, color), colored(left, top, name, color)]
     return picture(492, 204, "The activation functions relu and gelu between −3 and 3", parts)
 
 
@@ -308,15 +307,10 @@ def context() -> str:
 
 def subject_and_object() -> str:
     """The weights of `heads.md`: one head reads a mixture, two heads read the subject and the object."""
-    query, keys = (
-        torch.tensor([4.0, 4.0], dtype=torch.float64),
-        torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 0.0]]).double(),
-    )
+    query, keys = torch.tensor([4, 4]).double(), torch.tensor([[2, 0], [0, 2], [0, 0]]).double()
     one = (keys @ query / math.sqrt(2)).softmax(0).tolist()
-    titles, groups = (
-        ("one head", "head 1 of 2", "head 2 of 2"),
-        [one, *((keys[:, h] * query[h]).softmax(0).tolist() for h in (0, 1))],
-    )
+    titles = ("one head", "head 1 of 2", "head 2 of 2")
+    groups = [one, *((keys[:, h] * query[h]).softmax(0).tolist() for h in (0, 1))]
     parts = ['<path stroke="var(--soft)" d="M10 140h472"/>']
     for i, (title, weights) in enumerate(zip(titles, groups, strict=True)):
         parts += [
@@ -342,10 +336,8 @@ def spectrum(words: int = 50, size: int = 4) -> str:
         parts.append(
             line([(left + across * (n + 1), top + (2 - math.log10(v)) * decade) for n, v in enumerate(kept)], color)
         )
-    parts += [
-        colored(110, 34, "scores: 4, the others are 0", "--s1", "start"),
-        colored(230, 70, "weights: 50", "--s0", "start"),
-    ]
+    parts.append(colored(110, 34, "scores: 4, the others are 0", "--s1", "start"))
+    parts.append(colored(230, 70, "weights: 50", "--s0", "start"))
     parts.append(text(left + across * words / 2, top + 9 * decade + 36, "number of the singular value"))
     return picture(
         492, top + 9 * decade + 44, "Singular values of the scores and of the attention weights of 50 words", parts
@@ -377,10 +369,7 @@ def rotary(theta: float = 0.3) -> str:
     for n in range(12):
         parts = []
         for x, m, key in ((130, n + 2, n), (362, n + 2, 1)):
-            turned, other = (
-                q * complex(math.cos(m * theta), math.sin(m * theta)),
-                k * complex(math.cos(key * theta), math.sin(key * theta)),
-            )
+            turned, other = q * cmath.rect(1, m * theta), k * cmath.rect(1, key * theta)
             score = turned.real * other.real + turned.imag * other.imag
             parts += [
                 arrow((x, 100), (x + radius * turned.real, 100 - radius * turned.imag), "--query"),
@@ -389,16 +378,11 @@ def rotary(theta: float = 0.3) -> str:
                 colored(x - 6, 232, f"m = {m}", "--query", "end"), colored(x + 6, 232, f"n = {key}", "--key", "start"),
             ]  # fmt: skip
         drawn.append("\n".join(parts))
-    circles = [
-        f'<circle cx="{x}" cy="100" r="{radius * abs(q):.1f}" fill="none" stroke="var(--line)"/>' for x in (130, 362)
-    ]
+    circle = f'cy="100" r="{radius * abs(q):.1f}" fill="none" stroke="var(--line)"/>'
+    circles = [f'<circle cx="{x}" {circle}' for x in (130, 362)]
     titles = [text(130, 14, "both move on: m − n = 2"), text(362, 14, "only the query moves on")]
-    return picture(
-        492,
-        240,
-        "A query and a key as rotating arrows: if both turn, their product stays",
-        [*circles, *titles, *frames(drawn, 12, 1)],
-    )
+    label = "A query and a key as rotating arrows: if both turn, their product stays"
+    return picture(492, 240, label, [*circles, *titles, *frames(drawn, 12, 1)])
 
 
 def cache() -> str:
@@ -409,28 +393,16 @@ def cache() -> str:
         for row, (y, color) in enumerate(((38, "--query"), (92, "--key"), (126, "--value"))):
             for t in range(step + 1):
                 new = t == step
-                shown = words[t] if row == 0 else f"{'kv'[row - 1]}{'₁₂₃₄₅'[t]}"
+                shown = f"{'qkv'[row]}{'₁₂₃₄₅'[t]}"
                 if row or new:
-                    parts.append(
-                        box(
-                            130 + 66 * t, y, 58, 28, f"q{'₁₂₃₄₅'[t]}" if row == 0 else shown, color if new else "--soft"
-                        )
-                    )
+                    parts.append(box(130 + 66 * t, y, 58, 28, shown, color if new else "--soft"))
         parts += [text(159 + 66 * t, 22, words[t]) for t in range(step + 1)]
         parts += [f'<path stroke="var(--query)" d="M{159 + 66 * step} 66L{159 + 66 * t} 92"/>' for t in range(step + 1)]
         drawn.append("\n".join(parts))
-    titles = [
-        text(118, y, title, "end")
-        for y, title in (
-            (22, "the decoder reads"),
-            (56, "query, used once"),
-            (110, "keys, kept"),
-            (144, "values, kept"),
-        )
-    ]
-    return picture(
-        492, 166, "The cache of keys and values grows by one column per word", [*titles, *frames(drawn, 7.5, 3)]
-    )
+    rows = {22: "the decoder reads", 56: "query, used once", 110: "keys, kept", 144: "values, kept"}
+    titles = [text(118, y, title, "end") for y, title in rows.items()]
+    label = "The cache of keys and values grows by one column per word"
+    return picture(492, 166, label, [*titles, *frames(drawn, 7.5, 3)])
 
 
 def gradient(layers: int = 20, size: int = 64) -> str:
@@ -445,11 +417,8 @@ def gradient(layers: int = 20, size: int = 64) -> str:
         step = (right - left) / layers
         curves.append([(right - n * step, top - math.log10(v) * decade) for n, v in enumerate(lengths)])
     bottom = top + 11 * decade
-    parts = [
-        f'<path fill="none" stroke="var(--soft)" d="M{left} {top - 10}V{bottom}H{right}"/>',
-        text(right, bottom + 18, "loss", "end"),
-        text(left, bottom + 18, "first layer", "start"),
-    ]
+    parts = [f'<path fill="none" stroke="var(--soft)" d="M{left} {top - 10}V{bottom}H{right}"/>']
+    parts += [text(right, bottom + 18, "loss", "end"), text(left, bottom + 18, "first layer", "start")]
     parts += [text(left - 8, top + power * decade + 4, f"1e−{power}" if power else "1", "end") for power in (0, 5, 10)]
     rules = []
     for i, (curve, words) in enumerate(zip(curves, ("with residual connections", "without"), strict=True)):
@@ -461,12 +430,8 @@ def gradient(layers: int = 20, size: int = 64) -> str:
         )
         rules.append(f"@keyframes back{i} {{ {stops} }} .back{i} {{ animation: back{i} 6s linear infinite; }}")
         parts.append(dot(right, top, f"--s{i}", f' class="back{i}"'))
-    return picture(
-        492,
-        bottom + 28,
-        "Length of the gradient from the loss back to the first of 20 layers",
-        [*parts, moving(" ".join(rules))],
-    )
+    label = "Length of the gradient from the loss back to the first of 20 layers"
+    return picture(492, bottom + 28, label, [*parts, moving(" ".join(rules))])
 
 
 def error() -> str:
@@ -475,18 +440,37 @@ def error() -> str:
     with torch.no_grad():
         p = tiny_model()(source, None, reads)[0].softmax(-1)[0].double()
     y = torch.eye(len(p), dtype=torch.float64)[int(correct[0, 0])]
-    parts = [
-        text(64, 20, "p", "end"),
-        text(64, 150, "p − y", "end"),
-        '<path stroke="var(--soft)" d="M72 90h368M72 160h368"/>',
-    ]
-    parts += [
-        bars(76, 90, p.tolist(), TINY_WORDS, "--s0", 110),
-        bars(76, 160, (p - y).tolist(), [""] * len(p), "--s0", 60),
-    ]
-    return picture(
-        492, 242, "Probabilities, and the gradient of the logits: only the correct token has a negative one", parts
-    )
+    axes = '<path stroke="var(--soft)" d="M72 90h368M72 160h368"/>'
+    parts = [text(64, 20, "p", "end"), text(64, 150, "p − y", "end"), axes]
+    parts.append(bars(76, 90, p.tolist(), TINY_WORDS, "--s0", 110))
+    parts.append(bars(76, 160, (p - y).tolist(), [""] * len(p), "--s0", 60))
+    label = "Probabilities, and the gradient of the logits: only the correct token has a negative one"
+    return picture(492, 242, label, parts)
+
+
+def step() -> str:
+    """The loss of `training_step.md` after one step against its gradient, and what the gradient promises."""
+    model, (source, _, reads, correct), left, top, losses = tiny_model(), TINY_PAIR, 60, 20, list[float]()
+    for n in range(61):  # a learning rate of n / 200
+        with torch.set_grad_enabled(n == 0):
+            loss = cross_entropy(model(source, None, reads)[0], correct[0], 0.0)[0]
+        losses.append(loss.item())
+        if n == 0:
+            loss.backward()
+        moved = {w: w.grad for w in model.parameters() if w.grad is not None}
+        with torch.no_grad():
+            torch._foreach_sub_([*moved], [*moved.values()], alpha=1 / 200)
+    slope = sum(float((g**2).sum()) for g in moved.values()) / 200
+    at = [(left + 6.2 * n, top + 90 * (4.6 - loss)) for n, loss in enumerate(losses)]
+    end = (left + 6.2 * (losses[0] - 2.8) / slope, top + 90 * 1.8)
+    parts = [f'<path fill="none" stroke="var(--soft)" d="M{left} {top}v170h380"/>', line(at, "--s0")]
+    parts += [line([at[0], end], "--s1"), colored(end[0] + 6, end[1] + 3, "as the gradient says", "--s1", "start")]
+    for n, (x, y) in ((n, at[n]) for n in (0, 2, 20, 60)):
+        aside = (-14, -14) if n == 20 else (9, 0)
+        parts += [dot(x, y, "--s0"), text(x + aside[0], y + aside[1], f"{losses[n]:.2f}", "start")]
+    parts += [text(left + 6.2 * n, top + 187, f"{n / 200:g}") for n in (0, 20, 40, 60)]
+    parts += [text(left - 8, top + 10, "loss", "end"), text(left + 190, top + 204, "learning rate")]
+    return picture(492, 232, "The loss after one step: it falls, then rises with the learning rate", parts)
 
 
 def learning_rate() -> str:
@@ -497,17 +481,14 @@ def learning_rate() -> str:
     points = [(left + 380 * n / steps, bottom - 120 * rate / max(rates)) for n, rate in zip(at, rates, strict=True)]
     parts = [f'<path fill="none" stroke="var(--soft)" d="M{left} 10V{bottom}H{left + 380}"/>', line(points, "--s0")]
     parts += [text(left + 380 * n / steps, bottom + 18, f"{n:,}") for n in range(0, steps + 1, 4000)]
-    parts += [
-        text(left - 8, 24, f"{max(rates):.1e}".replace("-0", "−"), "end"),
-        text(left - 8, bottom + 4, "0", "end"),
-        text(left + 190, bottom + 36, "step"),
-    ]
+    parts.append(text(left - 8, 24, f"{max(rates):.1e}".replace("-0", "−"), "end"))
+    parts += [text(left - 8, bottom + 4, "0", "end"), text(left + 190, bottom + 36, "step")]
     return picture(492, bottom + 42, "The learning rate of the paper rises for 4,000 steps, then falls", parts)
 
 
 DRAWN = (
     lookup, positions, masks, activations, embeddings, temperature, lstm, context, subject_and_object, spectrum, clocks,
-    rotary, cache, gradient, error, learning_rate,
+    rotary, cache, gradient, error, step, learning_rate,
 )  # fmt: skip
 FIGURES = {f"{draw.__name__}.svg": draw for draw in DRAWN}
 CHINESE = {

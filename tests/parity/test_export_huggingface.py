@@ -18,15 +18,17 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.config import parse_config
+from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.search_types import SearchCall, SearchSettings
 from dragoman.errors import UsageError
 from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import Model, Network
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from every_kind import covering
-from imported_checks import check_wrong_weight, round_trip
+from imported_checks import check_wrong_weight, loaded, logits, random_targets, round_trip
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -37,7 +39,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 
 MARIAN: dict[str, dict[str, Any]] = {
     "tied": {"d_model": 18, "d_ff": 23, "n_heads": 3, "encoder_layers": 2, "activation": "silu"},
-    "one layer, target tied": {"d_model": 10, "d_ff": 7, "n_heads": 5, "tie": "target", "scale_embeddings": False},
+    "one layer, target tied, from zeros": {
+        "d_model": 10, "d_ff": 7, "n_heads": 5, "tie": "target", "scale_embeddings": False,
+    },
     "untied": {"d_model": 14, "n_heads": 2, "decoder_layers": 3, "tie": "none", "output_bias": True},
     "two vocabularies": {"d_model": 16, "n_heads": 4, "activation": "gelu"},
 }  # fmt: skip
@@ -76,7 +80,13 @@ ORDER = torch.tensor([PAD, UNK, BOS, EOS])
 
 def model_of(folder: Path, name: str) -> Path:
     search = {"beam": 1 if name.startswith("one layer") else 4, "max_extra": 20}
-    return random_model(folder, (MARIAN | CUSTOM)[name], shared="two vocabularies" not in name, search=search)
+
+    def start_from_zeros(network: Network) -> None:
+        if "zeros" in name:
+            network.get_parameter("decoder.embedding.weight")[BOS] = 0
+
+    settings, shared = (MARIAN | CUSTOM)[name], "two vocabularies" not in name
+    return random_model(folder, settings, shared=shared, search=search, change=start_from_zeros)
 
 
 # ------------------------------------------------------------------------------------------------------------- MarianMT
@@ -91,11 +101,17 @@ def marian(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_the_import_of_an_export_is_the_identity(marian: Path) -> None:
+    """Of the weights; if the start of the decoder is not zero, of what the model computes."""
     before, after = (load_network(marian / name) for name in ("model", "back"))
-    theirs = unique_tensors(after[0])
-    for name, tensor in unique_tensors(before[0]).items():
-        assert torch.equal(tensor, theirs.pop(name)), name
-    assert all(name == "output.bias" and not tensor.any() for name, tensor in theirs.items())
+    ours, theirs = (unique_tensors(network) for network, *_ in (before, after))
+    if before[1].shared and ours.get("decoder.embedding.weight", ours["encoder.embedding.weight"])[BOS].any():
+        given = [5, 9, 4, EOS], [6, 7, 21]
+        found = [torch.tensor(logits(marian / name, torch.float64, *given)) for name in ("model", "back")]
+        assert (found[0].log_softmax(-1) - found[1].log_softmax(-1)).abs().max() < 1e-5
+    else:
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, theirs.pop(name)), name
+        assert all(name == "output.bias" and not tensor.any() for name, tensor in theirs.items())
     ours, read = before[1], after[1]
     assert isinstance(ours, Tokenizer) and isinstance(read, Tokenizer)
     for source, target in [*digit_pairs(20, seed=2), ("Größe, 日本", "x")]:
@@ -121,8 +137,40 @@ def test_marianmt_has_equal_logits(marian: Path) -> None:
         tokens = torch.tensor([[BOS, *tokenizer.encode_target(target)[:-1]]])
         ours = network(torch.tensor([tokenizer.encode_source(source)]), None, tokens)[0]
     # Special tokens have other ids; the others follow in our order.
-    assert (logits[:, [3, 1, 2, 0]] - ours[:, [PAD, 1, BOS, EOS]]).abs().max() < 1e-5
-    assert (logits[:, 4:] - ours[:, 4:]).abs().max() < 1e-5
+    size, last = tokenizer.target_size, tokenizer.shared
+    order = [2, 1, size - 1, 0, *range(3, size - 1)] if last else [3, 1, 2, 0, *range(4, size)]
+    assert model.config.pad_token_id == order[BOS] and logits.shape == ours.shape
+    assert (logits[:, order].log_softmax(-1) - ours.log_softmax(-1)).abs().max() < 1e-5
+
+
+def test_the_converter_of_ctranslate2_accepts_the_folder(marian: Path) -> None:
+    """As those of OPUS-MT; it finds the tokens of our greedy search.  Two vocabularies it does not read."""
+    pytest.importorskip("ctranslate2")
+    from ctranslate2 import Translator
+    from ctranslate2.converters import TransformersConverter
+    from transformers import AutoTokenizer
+
+    network, tokenizer = loaded(marian / "model")
+    if not tokenizer.shared:
+        pytest.skip("two vocabularies")
+    theirs = AutoTokenizer.from_pretrained(marian / "there")
+    TransformersConverter(str(marian / "there")).convert(str(marian / "converted"))
+    lines = [source for source, _ in digit_pairs(12, seed=9)]
+    ids = [tokenizer.encode_source(line) for line in lines]
+    expected = [best.tokens[:12] for (best,) in TorchBackend(network).search(SearchCall(ids, SearchSettings(beam=1)))]
+    given = [theirs.convert_ids_to_tokens(theirs(line).input_ids) for line in lines]
+    translator = Translator(str(marian / "converted"), compute_type="float32")
+    limits = {"min_decoding_length": 0, "max_decoding_length": 12, "suppress_sequences": [["<unused>"]]}
+    found = translator.translate_batch(given, beam_size=1, **limits)
+    names = [[tokenizer.target_piece(token) for token in row if token != EOS] for row in expected]
+    assert [one.hypotheses[0] for one in found] == names
+    targets = random_targets(tokenizer, len(lines))
+    written = [[tokenizer.target_piece(token) for token in row] for row in targets]
+    for row, target, scored in zip(ids, targets, translator.score_batch(given, written), strict=True):
+        table = torch.tensor(logits(marian / "model", torch.float32, row, target))
+        table[:, BOS] = -torch.inf  # the converter removes their padding token
+        probs = table.log_softmax(-1)[range(len(target) + 1), [*target, EOS]]
+        assert (probs - torch.tensor(scored.log_probs)).abs().max() < 1e-4
 
 
 def test_the_code_in_the_readme_of_marianmt_runs(

@@ -28,7 +28,7 @@ from dragoman.nn.attention import SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer
 from dragoman.tokenizers import BOS, Tokenizer
 from every_kind import covering
-from imported_checks import loaded, random_targets, refusal, set_values
+from imported_checks import loaded, random_targets
 from small_run import Cli, write_lines
 from transformers_checkpoints import (
     BART_LINES,
@@ -248,16 +248,3 @@ def test_unknown_languages_are_refused_with_a_list(multilingual: Path) -> None:
     assert str(caught.value).count("accepted: de_DE, en_XX, sl_SI, zh_CN") == 2
     with pytest.raises(UsageError, match=r">>xx_XX<<.*accepted: de_DE"):
         translator.translate([">>xx_XX<< a dog"], source_language="en_XX")
-
-
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
-def test_every_reason_against_mbart_is_in_one_message(tmp_path: Path) -> None:
-    folder = bart_checkpoint(tmp_path / "checkpoint", "mbart-50")
-    set_values(folder, activation_function="quick_gelu", normalize_before=False, pad_token_id=7)
-    (folder / "sentencepiece.bpe.model").write_bytes(b"damaged")
-    message = refusal(folder)
-    for reason in ("'quick_gelu'; accepted: 'relu'", "normalize_before = False", "pad_token_id = 7; accepted: 1",
-                   "cannot be read by sentencepiece"):  # fmt: skip
-        assert reason in message

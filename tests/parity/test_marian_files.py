@@ -311,7 +311,7 @@ def test_a_start_that_marian_lacks_is_refused(changes: dict[str, Any], tmp_path:
 
 def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
-    model, place = model_of(tmp_path, "tied"), (marian, "_from_zero")
+    model, place = model_of(tmp_path, "tied"), (marian, "reverted")
     check_wrong_weight(model, "marian", place, "encoder_l1_ffn_W1", lines, monkeypatch)
 
 

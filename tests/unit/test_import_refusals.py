@@ -202,14 +202,6 @@ CHECKPOINTS = {name: FAMILIES[name].write for name in ("marian", "nllb", "t5", "
     "bert": lambda path: bert_checkpoint(path, "masked"),
 }
 REASONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "marian": (
-        "source.spm",
-        {"activation_function": "quick_gelu", "normalize_embedding": True, "static_position_embeddings": False,
-         "decoder_ffn_dim": "many"},
-        ("activation_function = 'quick_gelu'; accepted: 'relu'", "normalize_embedding = True; accepted: False",
-         "static_position_embeddings = False", "decoder_ffn_dim = 'many'; accepted: an integer, at least 1",
-         "source.spm: missing"),
-    ),
     "t5": (
         "spiece.model",
         {"feed_forward_proj": "gated-mish", "d_kv": "wide", "num_layers": True, "relative_attention_num_buckets": 30,
@@ -217,16 +209,6 @@ REASONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ("feed_forward_proj = 'gated-mish'; accepted: relu, gelu", "d_kv = 'wide'; accepted: an integer, at least 1",
          "num_layers = True", "relative_attention_num_buckets = 30; accepted: a multiple of 4",
          "is_encoder_decoder = False", "eos_token_id = [1]", "no tokenizer; accepted: spiece.model or tokenizer.json"),
-    ),
-    "gpt2": (
-        "tokenizer.json",
-        {"activation_function": "quick_gelu", "scale_attn_by_inverse_layer_idx": True, "n_layer": 0,
-         "bos_token_id": None, "scale_attn_weights": False, "add_cross_attention": True, "n_inner": "many"},
-        ("activation_function = 'quick_gelu'; accepted: 'relu'",
-         "scale_attn_by_inverse_layer_idx = True; accepted: False",
-         "n_layer = 0; accepted: an integer, at least 1", "bos_token_id = None; accepted: an integer, at least 0",
-         "scale_attn_weights = False; accepted: True", "add_cross_attention = True; accepted: False",
-         "n_inner = 'many'; accepted: an integer, at least 1, or null"),
     ),
     "llama": (
         "tokenizer.json",
@@ -236,15 +218,6 @@ REASONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
          "rope_theta = 0.5; accepted: a number above 1", "hidden_act = 'tanh'; accepted: 'relu'",
          "attention_bias = True, mlp_bias = False; accepted: equal",
          "head_dim = 'x'; accepted: an integer, at least 2, or null", "eos_token_id = [1, 2]; a text has one end here"),
-    ),
-    "bert": (
-        "tokenizer.json",
-        {"architectures": ["BertModel"], "hidden_act": "quick_gelu", "position_embedding_type": "relative_key",
-         "is_decoder": True, "num_attention_heads": 0},
-        ("architectures = ['BertModel']; accepted: ['BertForMaskedLM'], ",
-         "hidden_act = 'quick_gelu'; accepted: 'relu'",
-         "position_embedding_type = 'relative_key'; accepted: 'absolute'", "is_decoder = True; accepted: False",
-         "num_attention_heads = 0; accepted: an integer, at least 1", "no tokenizer; accepted: tokenizer.json or"),
     ),
 }  # fmt: skip
 """By checkpoint, a file that is removed, changes of the settings, and reasons."""

@@ -15,7 +15,6 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.importing.name_tables import AxisOrder, Rule, converted, expanded
 from dragoman.models.model_folder import load_network, read_config
 from dragoman.tokenizers import PAD, Tokenizer
 from imported_checks import change_tensors, refusal, set_values
@@ -51,12 +50,6 @@ def checkpoint(original: Path, tmp_path: Path) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
-
-
-@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01."])
-def test_damaged_sentencepiece_models(content: bytes, checkpoint: Path) -> None:
-    (checkpoint / "spiece.model").write_bytes(content)
-    assert "spiece.model" in refusal(checkpoint)
 
 
 def test_damaged_settings_of_tokenizers(checkpoint: Path) -> None:
@@ -109,13 +102,6 @@ def test_unused_and_stored_copies_of_tensors_are_accepted(checkpoint: Path, tmp_
     bias = network.output.bias
     assert isinstance(bias, Tensor) and bias.nonzero().tolist() == [[PAD]] and read_config(tmp_path / "model")
     assert network.config is not None and network.config.tie == "all"  # type: ignore[union-attr]
-
-
-def test_factors_of_a_rule_multiply_its_tensors() -> None:
-    tensors = {"a": torch.ones(2, 3), "b": torch.ones(1, 3)}
-    rules = expanded({"x.{}": Rule(("a", "b"), ("", "f"), factors=(2.0, 0.5))}, 1)
-    (found,) = converted(rules, {"f": AxisOrder([2, -1], 3)}, tensors, {}).values()
-    assert found.tolist() == [[2, 0], [2, 0], [0.5, 0]]
 
 
 # ----------------------------------------------------------------------------------------------------------------- use

@@ -7,9 +7,11 @@ A class of their own: the folder contains `modeling_dragoman.py`, whose modules 
 weights are ours with other rows of tokens.  The parity report uses the class of this package, of which the folder
 contains a copy; no code from a folder is executed.
 
-Ids of the tokens are shifted.  Theirs of the end of sentence and of unknown pieces are 0 and 1, as in OPUS-MT.  2 is
-their padding token, which starts the target: our BOS.  Our PAD occurs in no sequence, but its logit is part of the
-softmax; it is 3, unless it is the token that an import has added.  The other tokens follow in our order.
+Ids of the tokens are shifted.  Theirs of the end of sentence and of unknown pieces are 0 and 1, as in OPUS-MT.  Their
+padding token, which starts the target, is our BOS; with one vocabulary MarianMT has it last, and its embedding is zero
+(`zero_start`), because CTranslate2's converter removes the last row and starts with zeros; otherwise it is 2.  Our PAD
+occurs in no sequence, but its logit is part of the softmax; it is the next id, unless it is the token that an import
+has added.  The other tokens follow in our order.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabu
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
 from dragoman.formats.importing.name_tables import AxisOrder, Rule, reverted
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page, zero_start
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 PROGRAM = "transformers"
@@ -53,7 +55,7 @@ _SAME = (
     "gated", "bias", "scale_embeddings", "output_bias", "dropout", "attention_dropout", "activation_dropout",
 )  # fmt: skip
 """Settings that have the same name and meaning there."""
-_EOS, _UNK, _START, _PAD = 0, 1, 2, 3
+_EOS, _UNK, _FREE = 0, 1, 2  # ids there; the third is that of the next token
 _POSITIONS = 512
 """Smallest number of positions that is written; their table is computed, not trained."""
 
@@ -235,13 +237,14 @@ def _settings(model: ExportSource) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": _tie(model) == "all",
         "tie_word_embeddings": _tie(model) != "none",
         "static_position_embeddings": True, "normalize_before": False, "normalize_embedding": False,
-        **_special_tokens(), "forced_eos_token_id": _EOS,
+        **_special_tokens(model), "forced_eos_token_id": _EOS,
         **padding,
     }  # fmt: skip
 
 
-def _special_tokens() -> dict[str, int]:
-    return {"pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START}
+def _special_tokens(model: ExportSource) -> dict[str, int]:
+    start = _order(model, model.tokenizer.target_size)[BOS]
+    return {"pad_token_id": start, "eos_token_id": _EOS, "decoder_start_token_id": start}
 
 
 def _write_custom(model: ExportSource, folder: Path) -> None:
@@ -257,7 +260,7 @@ def _write_custom(model: ExportSource, folder: Path) -> None:
         "vocab_size": sizes["source"], "decoder_vocab_size": sizes["target"],
         **{key: getattr(config, key) for key in _SAME}, "n_kv_heads": config.n_kv_heads or config.n_heads,
         "d_key": config.key_size, "d_value": config.d_head, "norm": config.norm.kind, "norm_eps": config.norm.eps,
-        "position": config.position.model_dump(), "tie": _tie(model), **_special_tokens(),
+        "position": config.position.model_dump(), "tie": _tie(model), **_special_tokens(model),
     }  # fmt: skip
     (folder / f"{_CODE}.py").write_bytes((Path(__file__).parent / f"{_CODE}.py").read_bytes())
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -271,10 +274,10 @@ def _write_custom(model: ExportSource, folder: Path) -> None:
 
 def _generation(model: ExportSource) -> Any:
     """Return their `generation_config.json`; tokens that our search excludes are excluded, with the same softmax."""
-    search = model.config.search
-    never = [[_START]] + ([[_PAD]] if _order(model, model.tokenizer.target_size)[PAD] >= 0 else [])
+    search, order = model.config.search, _order(model, model.tokenizer.target_size)
+    never = [[order[token]] for token in (BOS, PAD) if order[token] >= 0]
     return transformers_package().GenerationConfig(
-        **_special_tokens(), forced_eos_token_id=_EOS, bad_words_ids=never,
+        **_special_tokens(model), forced_eos_token_id=_EOS, bad_words_ids=never,
         renormalize_logits=model.output_bias[BOS].item() == NEVER,
         num_beams=search.beam, length_penalty=search.alpha if search.beam > 1 else None,
         max_length=positions(model.config),
@@ -286,11 +289,15 @@ def _generation(model: ExportSource) -> Any:
 
 def _order(model: ExportSource, size: int) -> list[int]:
     """Return for each of our ids of one side that of the checkpoint."""
-    added = model.output_bias[PAD].item() == NEVER
-    first = _PAD if added else _PAD + 1
-    order = list(range(first, first + size - EOS - 1))
-    special = {PAD: -1 if added else _PAD, UNK: _UNK, BOS: _START, EOS: _EOS}
-    return [special[token] for token in sorted(special)] + order
+    has_padding, last = model.output_bias[PAD].item() != NEVER, _has_start_last(model)
+    rest = [*([] if last else [BOS]), *([PAD] if has_padding else []), *range(EOS + 1, size), *([BOS] if last else [])]
+    ids = {UNK: _UNK, EOS: _EOS} | {token: i for i, token in enumerate(rest, start=_FREE)}
+    return [ids.get(token, -1) for token in range(size)]
+
+
+def _has_start_last(model: ExportSource) -> bool:
+    """Return whether it is written as OPUS-MT: the padding token, with zeros, is the last one."""
+    return model.tokenizer.shared and _kind(model) == "marian"
 
 
 def _vocabulary(model: ExportSource) -> ImportedVocabulary:
@@ -304,7 +311,7 @@ def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]
         "stream": AxisOrder(stream_order(settings["d_model"]), settings["d_model"]),
         **_vocabulary(model).orders(),
     }
-    return reverted(name_table(settings), orders, model.tensors)
+    return reverted(name_table(settings), orders, zero_start(model) if _has_start_last(model) else model.tensors)
 
 
 def _tokenizer_files(model: ExportSource) -> dict[str, bytes]:
@@ -316,15 +323,12 @@ def _tokenizer_files(model: ExportSource) -> dict[str, bytes]:
         pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
         lists["target_vocab.json"] = _ids(pieces, vocabulary.target)
     data = model.config.data
-    languages = {
-        "source_lang": getattr(data, "source_language", None), "target_lang": getattr(data, "target_language", None),
-    }  # fmt: skip
     about = {
         "tokenizer_class": "MarianTokenizer", "separate_vocabs": not tokenizer.shared,
-        "model_max_length": positions(model.config), **{k: v for k, v in languages.items() if v},
-        "unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>",
+        "model_max_length": positions(model.config), "unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>",
+        "source_lang": getattr(data, "source_language", None), "target_lang": getattr(data, "target_language", None),
     }  # fmt: skip
-    contents = {**lists, "tokenizer_config.json": about}
+    contents = {**lists, "tokenizer_config.json": {key: value for key, value in about.items() if value is not None}}
     return {
         "source.spm": source,
         "target.spm": source if target is None else target,

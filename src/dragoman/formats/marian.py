@@ -3,19 +3,13 @@
 Ids of the tokens: `</s>` and `<unk>` are 0 and 1, as Marian trains its vocabularies; our PAD and BOS are control pieces
 2 and 3, which no text contains but which are part of the softmax.  A model that was imported from Marian lacks them.
 
-The first input of Marian's decoder is a vector of zeros, ours the embedding b of BOS.  b is subtracted from all
-embeddings of the target, which then are the same relative to zero, and added again where the first layer uses them:
-
-    q = (x - b) W + (c + b W), likewise k and v;   norm((x - b) + attention + (o + b)), with post-norm
-
-The shift of a tied output matrix adds the same number to all logits of a position, so that the softmax is the same.
-Neither pre-norm nor an SSRU, whose input has no bias, can be written this way.
+The first input of Marian's decoder is a vector of zeros, ours the embedding of BOS: see `zero_start`.  Neither pre-norm
+nor an SSRU, whose input has no bias, can be written this way.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import sentencepiece as spm
-import torch
 from torch import Tensor
 
 from dragoman.config import Config, TransformerConfig
@@ -46,9 +39,8 @@ from dragoman.formats.importing.marian_files import (
 from dragoman.formats.importing.marian_items import SETTINGS, MarianCheckpoint
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page, zero_start
 from dragoman.io.reading import protobuf_field, protobuf_fields
-from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.pieces import read_sentencepiece
 
@@ -259,33 +251,14 @@ def _tensors(model: ExportSource, settings: Mapping[str, Any]) -> dict[str, Tens
     config, vocabulary = _transformer(model), _vocabulary(model)
     order = stream_order(config.d_model)
     orders = {"stream": AxisOrder(order, config.d_model), **vocabulary.orders(*settings["dim-vocabs"])}
-    ours = model.tensors
-    ours["output.bias"] = model.output_bias.float().clone()
-    if not _allows_unknown(model):  # Marian excludes `<unk>` itself, so that an import need not add the bias twice
-        ours["output.bias"][UNK] = 0
-    tensors = reverted(name_table(settings, (), config.order), orders, ours)
-    assert isinstance(model.network, Transformer)
-    start = torch.empty(config.d_model)
-    start[order] = model.network.decoder.embedding.weight.detach()[BOS].float()
-    return _from_zero(tensors, settings, start) if start.any() else tensors
-
-
-def _from_zero(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], start: Tensor) -> dict[str, Tensor]:
-    """Return parameters that compute the same if the decoder starts with zeros.  start: the embedding of BOS."""
-    if settings["transformer-preprocess"] or settings["transformer-decoder-autoreg"] == "rnn":
+    if (config.order == "pre" or config.decoder_self == "ssru") and model.start.any():
         raise UsageError(
             "Marian does not support this model: its decoder starts with a learned embedding (of <s>), Marian's with "
             'zeros; only models with order = "post" and decoder_self = "attention" can be converted. Models that were '
             "imported from Marian start with zeros until all of their weights are fine-tuned; train.lora keeps them."
         )
-    shared = bool(settings["tied-embeddings-all"])
-    shifted = dict(tensors)
-    shifted["Wemb" if shared else "decoder_Wemb"] = tensors["Wemb" if shared else "decoder_Wemb"] - start
-    shift = start.double() * math.sqrt(len(start))
-    for stack in ("encoder", "decoder") if shared else ("decoder",):
-        name = f"{stack}_l1_self"
-        for part in "qkv":
-            bias, matrix = (tensors[f"{name}_{kind}{part}"].double() for kind in "bW")
-            shifted[f"{name}_b{part}"] = (bias + shift @ matrix).float()
-        shifted[f"{name}_bo"] = (tensors[f"{name}_bo"].double() + shift).float()
-    return shifted
+    ours = zero_start(model)
+    ours["output.bias"] = model.output_bias.float().clone()
+    if not _allows_unknown(model):  # Marian excludes `<unk>` itself, so that an import need not add the bias twice
+        ours["output.bias"][UNK] = 0
+    return reverted(name_table(settings, (), config.order), orders, ours)

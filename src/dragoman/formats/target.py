@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,12 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dragoman.config import Config
+from dragoman.config import Config, TransformerConfig
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Model
-from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers import BOS, Tokenizer
 from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END
 
 _SENTENCEPIECE = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
@@ -36,10 +37,41 @@ class ExportSource:
         return {name: tensor.float() for name, tensor in unique_tensors(self.network).items()}
 
     @property
+    def start(self) -> Tensor:
+        """The embedding of BOS (D,) of an encoder-decoder."""
+        tensors = self.tensors
+        return tensors.get("decoder.embedding.weight", tensors["encoder.embedding.weight"])[BOS]
+
+    @property
     def output_bias(self) -> Tensor:
         """The bias of the logits (V,); zeros if the model has none."""
         bias = self.network.output.bias
         return bias.detach() if isinstance(bias, Tensor) else torch.zeros(self.tokenizer.target_size)
+
+
+def zero_start(model: ExportSource) -> dict[str, Tensor]:
+    """Return the parameters of a model that computes the same, whose decoder starts with zeros, as Marian's do.
+
+    The embedding b of BOS is subtracted from all embeddings of the target, which then are the same relative to zero,
+    and added again where the first layer uses them, with post-norm and self-attention:
+
+        q = (x - b) W + (c + b W), likewise k and v;   norm((x - b) + attention + (o + b))
+
+    The shift of a tied output matrix adds the same number to all logits of a position, so that the softmax is the same.
+    """
+    tensors, config, start = model.tensors, model.config.model, model.start
+    assert isinstance(config, TransformerConfig)
+    stacks = ("decoder",) if "decoder.embedding.weight" in tensors else ("encoder", "decoder")
+    name = f"{stacks[0]}.embedding.weight"
+    if not start.any():
+        return tensors
+    tensors[name] = tensors[name] - start
+    shift = start.double() * (math.sqrt(config.d_model) if config.scale_embeddings else 1)
+    for stack in stacks:
+        qkv, out = (f"{stack}.layers.0.self_attn.{part}" for part in ("qkv", "out"))
+        added = {qkv: tensors[f"{qkv}.weight"].double() @ shift, out: shift}
+        tensors |= {f"{part}.bias": (tensors[f"{part}.bias"] + term).float() for part, term in added.items()}
+    return tensors
 
 
 class Format(Protocol):

@@ -92,9 +92,11 @@ def pieces_by_id(ids: Mapping[str, Any], name: str) -> list[str]:
 
 
 def renamed(pieces: Sequence[str], order: Sequence[int]) -> list[str]:
-    """Return the pieces in our order; the names of the special ones are ours, and occur once."""
-    rest = [f"{pieces[i]} ({i})" if pieces[i] in SPECIAL_NAMES else pieces[i] for i in order[len(SPECIAL_NAMES) :]]
-    return [*SPECIAL_NAMES, *rest]
+    """Return the pieces in our order; the names of the special ones are ours, and every name occurs once."""
+    names = dict.fromkeys(SPECIAL_NAMES)
+    for i in order[len(SPECIAL_NAMES) :]:
+        names[f"{pieces[i]} ({i})" if pieces[i] in names else pieces[i]] = None
+    return [*names]
 
 
 # ---------------------------------------------------------------------------------------------------------- name table

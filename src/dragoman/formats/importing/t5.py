@@ -24,7 +24,7 @@ import torch
 
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
-from dragoman.formats.importing.encoder_decoder import search_section, text_sections
+from dragoman.formats.importing.encoder_decoder import renamed, search_section, text_sections
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
     NEVER,
@@ -39,7 +39,7 @@ from dragoman.formats.importing.family import (
 from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, layer_parts
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.formats.parity import CheckText
-from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
+from dragoman.tokenizers import BOS, EOS, UNK, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.pieces import BYTES_FILE, BytePieces, read_sentencepiece
@@ -165,19 +165,9 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
     names = pieces + [f"<extra_id_{i}>" for i in reversed(range(sentinels))]
     names += [f"<unused_{token}>" for token in range(len(names), size)]
     with reading_vocabulary():
-        lists = PieceLists(_unique([names[token] for token in order[EOS + 1 :]]), None, tags=False, sentinels=True)
+        lists = PieceLists(renamed(names, order), None, tags=False, sentinels=True)
         tokenizer = Tokenizer(content, None, lists.file())
     return ImportedVocabulary(tokenizer, order, order)
-
-
-def _unique(names: list[str]) -> list[str]:
-    """Return our special tokens and other pieces, each once."""
-    pieces = [*SPECIAL_NAMES]
-    known = set(pieces)
-    for index, name in enumerate(names, start=EOS + 1):
-        pieces.append(f"{name} ({index})" if name in known else name)
-        known.add(pieces[-1])
-    return pieces
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

@@ -1,6 +1,6 @@
 // The order of search results: lessons first, then guides; indexes, tables and notes for developers last.
 const PLACES = [
-  [/^docs\/learn\/(?!concepts|errata|numbers|README)/, 10],
+  [/^docs\/learn\/(?!class|concepts|errata|numbers|README)/, 10],
   [/^(CHANGELOG|README|recipes\/|docs\/(design|index|mutation)$)/, -5],
   [/^docs\/((architectures|guides|inside)\/|[a-z-]+$)/, 3],
 ];

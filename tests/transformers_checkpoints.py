@@ -297,6 +297,10 @@ T5S: dict[str, dict[str, Any]] = {
         "d_model": 16, "d_kv": 3, "d_ff": 20, "num_heads": 4, "num_layers": 1, "num_decoder_layers": 2,
         "feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "tied": True,
     },
+    "madlad": {
+        "d_model": 14, "d_kv": 4, "d_ff": 19, "num_heads": 3, "num_layers": 2, "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False, "sentinels": 0, "pad_token_id": 1, "eos_token_id": 2, "vocab_size": 65,
+    },
     "mt5": {**_MT5, "d_model": 15, "d_kv": 6, "d_ff": 21, "num_heads": 2, "num_layers": 2},
     "mt5, one layer, tied": {
         **_MT5, "d_model": 8, "d_kv": 4, "d_ff": 30, "num_heads": 2, "num_layers": 1, "tied": True,
@@ -342,13 +346,19 @@ def t5_checkpoint(folder: Path, name: str = "v1.0", seed: int = 1, **changes: An
             model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
     _shaken(model)
     with torch.no_grad():
-        model.lm_head.weight[1] *= 2  # so that most targets end before the limit of their length
-    model.generation_config = package.GenerationConfig(pad_token_id=0, eos_token_id=1, decoder_start_token_id=0)
+        model.lm_head.weight[config.eos_token_id] *= 2  # so that most targets end before the limit of their length
+    ids = {key: getattr(config, key) for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
+    model.generation_config = package.GenerationConfig(**ids)
     model.save_pretrained(folder)
     tokenizer = {"tokenizer_class": "ByT5Tokenizer" if in_bytes else "T5Tokenizer", "extra_ids": sentinels}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     if not in_bytes:
-        (folder / "spiece.model").write_bytes(_sentencepiece(_TEXT, 60, pad_id=0, eos_id=1, unk_id=2, bos_id=-1))
+        own = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+        if config.pad_token_id == 1:  # MADLAD-400, which has no padding token of its own
+            own = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "user_defined_symbols": "<2de>,<2sl>"}
+            tokenizer |= {"pad_token": "<s>", "bos_token": "<s>"}
+            (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+        (folder / "spiece.model").write_bytes(_sentencepiece(_TEXT, 60, **own))
     return folder
 
 

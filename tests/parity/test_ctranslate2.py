@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dragoman.config import ModelConfig
-from dragoman.formats.parity import Counts, Parity, ParityCase, ParityCases, compare_models
+from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_models
 from dragoman.models.seq2seq import Model
 from every_kind import BLOCK, LABELLERS, TRANSFORMERS, TRANSLATORS, built, model_config
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
@@ -101,7 +101,3 @@ def test_all_reasons_are_listed() -> None:
     document = {**TRANSLATORS["linear"], "norm": {"kind": "batch"}, "position": {"kind": "recurrent"}}
     found = "\n".join(unsupported_model(model_config(document)))
     assert all(f"{key} = " in found for key in ("position.kind", "norm.kind", "attention.kind"))
-
-
-def test_counts_as_text() -> None:
-    assert str(Counts(198, 2, 0)) == "198 identical, 2 ties, 0 different"

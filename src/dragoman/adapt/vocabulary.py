@@ -26,8 +26,8 @@ LEAST_SHARE = 0.001
 """Share of the letters of a corpus from which the single characters of their script are kept."""
 _NORMAL, _UNUSED, _BPE = 1, 5, 2
 """Types of pieces, and type of a model, in sentencepiece's ModelProto."""
-_SYMBOLS = re.compile(r"<extra_id_\d+>|>>[\w.-]+<<|<0x[0-9A-F]{2}>")
-"""Sentinels of T5, languages of OPUS-MT, bytes."""
+_SYMBOLS = re.compile(r"<extra_id_\d+>|<2\w+>|>>[\w.-]+<<|<0x[0-9A-F]{2}>")
+"""Sentinels of T5, languages of MADLAD-400 and OPUS-MT, bytes."""
 _LINES = 1000
 
 

@@ -1,4 +1,4 @@
-"""BART, mBART, M2M-100 and NLLB in the layout of Hugging Face.
+"""BART, mBART, M2M-100, SMaLL-100 and NLLB in the layout of Hugging Face.
 
 Differences from our Transformer, and where each is resolved:
 
@@ -7,7 +7,8 @@ Differences from our Transformer, and where each is resolved:
   stored as a learned table (`Plan.computed`).
 - The decoder starts with the end of sentence, of which our BOS is a copy with the logit NEVER, or with the target
   language (mBART-25), which becomes our BOS.
-- Languages, and the begin of BART, are tokens around the text: `data.frames`.
+- Languages, and the begin of BART, are tokens around the text: `data.frames`.  SMaLL-100 has the layers and settings of
+  M2M-100, but the target language before the source, and none before the target; its tokenizer's class shows it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_translators, transformers_package
+from dragoman.formats.importing.comparison import (
+    ReferenceTokenizer,
+    TargetFirstTokenizer,
+    compare_translators,
+    transformers_package,
+)
 from dragoman.formats.importing.encoder_decoder import (
     encoder_decoder_table,
     model_document,
@@ -35,6 +42,7 @@ from dragoman.formats.importing.encoder_decoder import (
 )
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
+    Comparison,
     ImportedVocabulary,
     Plan,
     ProblemList,
@@ -44,13 +52,12 @@ from dragoman.formats.importing.family import (
 )
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
+from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from dragoman.tokenizers.json_pieces import TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.pieces import read_sentencepiece
 from dragoman.tokenizers.templates import Templates
-
-compare = compare_translators
 
 _OFFSET = 2
 """Rows before that of the first position; the ids of `<s>` and `<pad>` in fairseq."""
@@ -78,6 +85,18 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     if not problems and settings["model_type"] == "m2m_100" and settings["d_model"] < 4:
         problems.append(f"d_model = {settings['d_model']}; accepted: at least 4")
     return problems
+
+
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
+    codec = TargetFirstTokenizer if _is_target_first(checkpoint) else ReferenceTokenizer
+    return compare_translators(checkpoint, folder, plan, check, codec=codec)
+
+
+def _is_target_first(checkpoint: Checkpoint) -> bool:
+    """Return whether it is SMaLL-100, by its tokenizer's class or the file with that."""
+    kinds = (checkpoint.optional_json("tokenizer_config.json").get("tokenizer_class"),
+             checkpoint.settings.get("tokenizer_class"))  # fmt: skip
+    return "SMALL100Tokenizer" in kinds or (checkpoint.folder / "tokenization_small100.py").exists()
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
@@ -163,6 +182,7 @@ _MODEL = "sentencepiece.bpe.model"
 _MODULES = {
     "MBartTokenizer": "mbart.tokenization_mbart", "MBart50Tokenizer": "mbart50.tokenization_mbart50",
     "NllbTokenizer": "nllb.tokenization_nllb", "M2M100Tokenizer": "m2m_100.tokenization_m2m_100",
+    "SMALL100Tokenizer": "m2m_100.tokenization_m2m_100",
 }  # fmt: skip
 _LISTS = "tokenizer.json, or tokenizer_config.json or special_tokens_map.json with additional_special_tokens"
 
@@ -276,6 +296,9 @@ def _frames(checkpoint: Checkpoint, codes: Mapping[str, int], order: list[int], 
     first = next((code for code, token in codes.items() if token == forced), None)
     defaults = settings.get("src_lang"), settings.get("tgt_lang") or first
     source, target = (code if isinstance(code, str) and code in languages else None for code in defaults)
+    if _is_target_first(checkpoint):
+        around = ("target", "text", EOS), ("text", EOS)
+        return Templates(*around, ({}, languages), (None, target), tuple(control))
     after = start != _END or bool(settings.get("legacy_behaviour"))
     frame = ("text", EOS, "source") if after else ("source", "text", EOS)
     if start == _END:

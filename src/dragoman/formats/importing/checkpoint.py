@@ -11,7 +11,6 @@ import re
 import zipfile
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -47,13 +46,6 @@ class Checkpoint:
     def generation(self) -> dict[str, Any]:
         """The settings of decoding, of which older checkpoints have a part in `config.json`."""
         return self.settings | self.optional_json("generation_config.json")
-
-    def with_settings(self, settings: dict[str, Any]) -> Checkpoint:
-        """Return the same files with other settings."""
-        other = copy(self)
-        other.__dict__ |= {"settings": settings}
-        other.__dict__.pop("generation", None)
-        return other
 
     def config(self, document: dict[str, Any]) -> Config:
         """Return the configuration of the imported model.  Raises ConfigError for values beyond our limits."""

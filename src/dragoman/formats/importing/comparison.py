@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, TokenizerParity
+from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, TokenizerParity, our_ids
 from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList, piece_models
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel
 from dragoman.formats.parity import CheckText, ExternalRuntime, ParityCase, compare_models, parity_cases
@@ -97,7 +97,7 @@ class _Runtime(ABC):
         added: our ids that are no tokens of their own in the checkpoint.
         """
         (self.model, self.name), self.target, self.added = model, target, added
-        self.ours = {theirs: ours for ours, theirs in enumerate(target) if theirs >= 0}
+        self.ours = our_ids(target)
         self.never = [[target[token]] for token in (PAD, BOS) if token not in added]
         """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
 
@@ -158,8 +158,8 @@ class TransformersRuntime(_Runtime):
         model: that of the folder, if `transformers` has no class for it.
         """
         target = vocabulary.target
-        # Ours that are no tokens of their own: PAD, or BOS if it is the same as EOS.
-        added = [PAD] * (target[PAD] < 0) + [BOS] * (target[BOS] == target[EOS])
+        # Ours that are no tokens of their own: PAD, or BOS if it is the same as another one.
+        added = [PAD] * (target[PAD] < 0) + [BOS] * (target.count(target[BOS]) > 1)
         super().__init__(reference_model(folder, "AutoModelForSeq2SeqLM", model), target, added)
         self.source, self.pad = vocabulary.source, target[BOS] if target[PAD] < 0 else target[PAD]
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
@@ -223,10 +223,7 @@ class ReferenceTokenizer:
             self.tokenizer = getattr(package, loader).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        self.source = {theirs: ours for ours, theirs in enumerate(vocabulary.source)}
-        self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
-        self.theirs = vocabulary.target
-
+        self.source, self.target, self.theirs = *map(our_ids, (vocabulary.source, vocabulary.target)), vocabulary.target
         self.name = type(self.tokenizer).__name__
         self.end = vocabulary.target[EOS]
 
@@ -260,6 +257,20 @@ class ReferenceTokenizer:
         return text.strip() if self.name in _OTHER_SPACES else text
 
 
+class TargetFirstTokenizer(ReferenceTokenizer):
+    """That of SMaLL-100, which `transformers` lacks: M2M-100's with the target language before the source alone."""
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
+        super().__init__(folder, vocabulary, "M2M100Tokenizer")
+
+    def between(self, source: str | None, target: str | None) -> ReferenceTokenizer:
+        self.tokenizer.src_lang = self.tokenizer.tgt_lang = target
+        return self
+
+    def encode_target(self, text: str) -> list[int]:
+        return super().encode_target(text)[1:]
+
+
 class CausalTokenizer(ReferenceTokenizer):
     """The tokenizer of a language model, of which special tokens in text are text and EOS is ours.
 
@@ -279,12 +290,12 @@ class CausalTokenizer(ReferenceTokenizer):
         return [*(self.target.get(i, -1) for i in called(self.name, self.tokenizer, text, **options).input_ids), EOS]
 
 
-class SentencepieceReference:
-    """The sentencepiece model of a checkpoint without `tokenizer.json`, for the same reason."""
+class SentencepieceReference(ReferenceTokenizer):
+    """The sentencepiece model of a checkpoint, where `transformers` replaces parts of it."""
 
-    def __init__(self, model: bytes, vocabulary: ImportedVocabulary) -> None:
-        self.model, self.theirs = spm.SentencePieceProcessor(model_proto=model), vocabulary.target
-        self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, file: str = "tokenizer.model") -> None:
+        self.model, self.theirs = spm.SentencePieceProcessor(model_file=str(folder / file)), vocabulary.target
+        self.target, self.name = our_ids(vocabulary.target), ""
 
     def encode_source(self, text: str) -> list[int]:
         return self.encode_target(text)
@@ -293,7 +304,8 @@ class SentencepieceReference:
         return [*(self.target[token] for token in self.model.encode(text)), EOS]
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        return str(self.model.decode([self.theirs[token] for token in ids if token not in (UNK, EOS)]))
+        text = str(self.model.decode([self.theirs[token] for token in ids if token != EOS]))
+        return text.replace(self.model.decode([self.model.unk_id()]), "")
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison
@@ -321,12 +333,13 @@ class TextCodec(Protocol):
 
 
 def compare_translators(
-    checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None, samples: Sequence[str] = ()
-) -> Comparison:
+    checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None, samples: Sequence[str] = (),
+    codec: Callable[[Path, ImportedVocabulary], ReferenceTokenizer] = ReferenceTokenizer,
+) -> Comparison:  # fmt: skip
     """Compare an encoder-decoder in a model folder with its checkpoint, run by `transformers`.
 
     check: text in the source language; default: random tokens.  samples: more lines that the tokenizers must treat
-    alike.
+    alike.  codec: returns theirs.
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
@@ -344,11 +357,12 @@ def compare_translators(
     runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     texts = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
-    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
+    theirs = codec(checkpoint.folder, plan.vocabulary)
     lines = [theirs.cleaned(line) for line in (*SAMPLES, *samples, *texts, *lines_of(check))]
     same = compare_tokenizers(bound, theirs.between(*direction), lines)
-    for code in tokenizer.languages[0]:
-        sides = code, code if code in tokenizer.languages[1] else direction[1]
+    sources, targets = tokenizer.languages
+    for code in sources or (targets if tokenizer.target_is_required else ()):
+        sides = code if sources else None, code if code in targets else direction[1]
         same += compare_tokenizers(tokenizer.between(*sides), theirs.between(*sides), lines[-1:])
     return Comparison(parity, same)
 
@@ -365,7 +379,7 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     lines = [*SAMPLES, *(tokenizer.decode_target(case.prefix) for case in cases.cases), *lines_of(check)]
     theirs: TextCodec = (
-        SentencepieceReference(checkpoint.bytes("tokenizer.model"), plan.vocabulary)
+        SentencepieceReference(checkpoint.folder, plan.vocabulary)
         if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
         else CausalTokenizer(checkpoint.folder, plan.vocabulary)
     )

@@ -14,7 +14,7 @@ from dragoman.config import Config
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.formats.importing.name_tables import AxisOrder, AxisOrders, Table
 from dragoman.formats.parity import TOLERANCE, CheckText
-from dragoman.tokenizers import BOS, EOS, Vocabulary
+from dragoman.tokenizers import BOS, Vocabulary
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
@@ -78,17 +78,22 @@ class ImportedVocabulary:
         """Return the orders of the axes "source" and "target" (rows of matrices) and "logits" (the output bias).
 
         source_size, target_size: rows in the checkpoint; default: up to the last one that is used.  BOS that is the
-        same token as EOS has a row of matrices, but is a token of its own in the output.
+        same token as another one, such as EOS, has a row of matrices, but is a token of its own in the output.
         """
         sizes = source_size or max(self.source) + 1, target_size or max(self.target) + 1
         logits = list(self.target)
-        if logits[BOS] == logits[EOS]:
+        if logits.count(logits[BOS]) > 1:
             logits[BOS] = -1
         return {
             "source": AxisOrder(self.source, sizes[0]),
             "target": AxisOrder(self.target, sizes[1]),
             "logits": AxisOrder(logits, sizes[1]),
         }
+
+
+def our_ids(order: Sequence[int]) -> dict[int, int]:
+    """Return id in the checkpoint -> ours; BOS only for a token that no other of ours is.  order: the inverse."""
+    return {order[BOS]: BOS} | {theirs: ours for ours, theirs in enumerate(order) if ours != BOS}
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from dragoman.formats.importing import (
 from dragoman.formats.importing.checkpoint import Checkpoint, download, hub_package, is_hub_name
 from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint, is_ctranslate2
-from dragoman.formats.importing.encoders import label_names
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, collecting
 from dragoman.formats.importing.marian_items import MarianCheckpoint, find_models
 from dragoman.formats.importing.name_tables import converted, listed, table_problems
@@ -50,7 +49,6 @@ from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
 from dragoman.models.model_folder import read_meta, save_model, unique_tensors
 from dragoman.registry import find
-from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
 FAMILIES: Mapping[str, Family] = {
     "bart": bart, "bert": bert, "gpt2": gpt2, "llama": llama, "m2m_100": bart, "marian": marian, "mbart": bart,
@@ -207,35 +205,13 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     with collecting(problems):
         tensors = checkpoint.tensors
     plan = None
-    if vocabulary is not None and not unsupported:
+    if vocabulary is not None and not unsupported:  # otherwise the names and shapes of tensors are not known
         with collecting(problems):
             plan = family.plan(checkpoint, vocabulary)
             problems += [] if tensors is None else _tensor_problems(plan, tensors)
-    elif tensors is not None:
-        others = _other_problems(family, checkpoint, vocabulary, tensors)
-        problems += [problem for problem in others if problem not in problems]
     check_problems(f"{checkpoint.folder}: cannot be imported:", problems)
     assert plan is not None
     return name, plan
-
-
-def _other_problems(
-    family: Family, checkpoint: Checkpoint, vocabulary: ImportedVocabulary | None, tensors: Mapping[str, Tensor]
-) -> list[str]:
-    """Return the problems of the tensors of a checkpoint with unsupported settings or without a vocabulary.
-
-    [] if its tensors depend on those settings, or if it is not in the layout of Hugging Face.
-    """
-    if type(checkpoint) is not Checkpoint:
-        return []
-    assumed = checkpoint.with_settings(_importable_settings(checkpoint.settings))
-    vocabulary = vocabulary or _placeholder_vocabulary(assumed.settings)
-    if vocabulary is None or family.unsupported(assumed.settings):
-        return []
-    try:
-        return _tensor_problems(family.plan(assumed, vocabulary), tensors)
-    except DragomanError as error:
-        return [str(error)]
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -259,66 +235,3 @@ def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
     infinite = [name for name in used if not bool(torch.isfinite(tensors[name].float()).all())]
     problems += [f"tensors with infinite numbers or NaN: {listed(infinite)}"] if infinite else []
     return problems
-
-
-# -------------------------------------------------------------------------------------------------------- placeholders
-# With them, the tensors of a checkpoint that cannot be imported can be compared with its settings, so that one message
-# contains all reasons.
-
-
-_PLACEHOLDERS: dict[str, Any] = {
-    "activation_function": "relu", "hidden_act": "relu", "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True, "use_sliding_window": False, "sliding_window": None, "layer_types": None,
-    "rope_scaling": None, "rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": 1.0,
-}  # fmt: skip
-"""Settings that change neither names nor shapes of tensors -> a value that each family accepts."""
-_MAX_SIZE = 1 << 24
-
-
-def _importable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with accepted values of those that do not change the tensors."""
-    importable = dict(settings) | {key: value for key, value in _PLACEHOLDERS.items() if key in settings}
-    if "feed_forward_proj" in importable:  # T5: the activation and whether it is gated, which changes the tensors
-        gated = str(importable["feed_forward_proj"]).startswith("gated-")
-        importable["feed_forward_proj"] = "gated-relu" if gated else "relu"
-        importable.pop("dense_act_fn", None)
-    return importable
-
-
-def _placeholder_vocabulary(settings: Mapping[str, Any]) -> ImportedVocabulary | None:
-    """Return a vocabulary of the size that the settings name, None if they name none."""
-    source = settings.get("vocab_size")
-    target = source if settings.get("decoder_vocab_size") is None else settings["decoder_vocab_size"]
-    if any(type(size) is not int or not 4 <= size <= _MAX_SIZE for size in (source, target)):
-        return None
-    tokenizer = _SizesOnly(int(str(source)), int(str(target)))
-    rows = list(range(tokenizer.source_size)), list(range(tokenizer.target_size))
-    if "Classification" not in str(settings.get("architectures")):
-        return ImportedVocabulary(tokenizer, *rows)
-    try:
-        labels = label_names(settings)
-    except DragomanError:
-        return None
-    return ImportedVocabulary(LabelVocabulary(labels, tokenizer), rows[0], [-1, *range(len(labels))])
-
-
-class _SizesOnly(Tokenizer):
-    """The sizes of a tokenizer that cannot be read."""
-
-    def __init__(self, source: int, target: int) -> None:
-        self._sizes, self.shared = (source, target), source == target
-
-    @property
-    def source_size(self) -> int:
-        return self._sizes[0]
-
-    @property
-    def target_size(self) -> int:
-        return self._sizes[1]
-
-    @property
-    def default_languages(self) -> tuple[str | None, str | None]:
-        return None, None
-
-    def files(self) -> dict[str, bytes]:
-        return {}

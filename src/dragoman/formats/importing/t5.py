@@ -1,4 +1,4 @@
-"""The T5 family in the layout of Hugging Face: T5 v1.0 and v1.1, Flan-T5, mT5 and ByT5.
+"""The T5 family in the layout of Hugging Face: T5 v1.0 and v1.1, Flan-T5, mT5, ByT5 and MADLAD-400.
 
 Differences from our Transformer, and where each is resolved:
 
@@ -7,7 +7,8 @@ Differences from our Transformer, and where each is resolved:
   norm.  The checkpoints of v1.1 do without, and say so by `tie_word_embeddings`.
 - The heads together may be wider or narrower than the model: `model.d_value`.
 - The decoder starts with the padding token.  Its row becomes our BOS; our PAD is added, with zeros and with the logit
-  NEVER, for which the model has an output bias.
+  NEVER, for which the model has an output bias.  In MADLAD-400 it starts with `<unk>`, of which our BOS is a copy with
+  that logit, and the padding token is our PAD.
 - The embedding has more rows than the tokenizer has tokens: they are kept, because they are part of the softmax.
 - Sentinels (`<extra_id_0>`) follow the pieces of sentencepiece, the first one last; in ByT5, the first one first.
 """
@@ -17,13 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_translators
+from dragoman.formats.importing.comparison import SentencepieceReference, compare_translators
 from dragoman.formats.importing.encoder_decoder import renamed, search_section, text_sections
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
@@ -34,6 +36,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     integer_problems,
+    part,
     reading_vocabulary,
 )
 from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, layer_parts
@@ -53,15 +56,16 @@ _DEFAULTS: dict[str, Any] = {
 _SAMPLES = (
     "<extra_id_0>", "A <extra_id_0> of <extra_id_1>.", "a<extra_id_2>b  <extra_id_1><extra_id_0> ", "<extra_id_9999> a",
 )  # fmt: skip
-_BYTES, _BYTES_START = 256, 3
-"""Number of bytes, and id of byte 0 in ByT5."""
+_START = "decoder_start_token_id"
+_BYTES, _BYTES_START, _UNKNOWN = 256, 3, 2
+"""Number of bytes, id of byte 0 in ByT5, and of `<unk>` in T5 and ByT5."""
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     values = _settings(settings)
     problems = accepted_values(settings, {"is_encoder_decoder": (True,), "model_type": ("t5", "mt5")})
     least = dict.fromkeys(_SIZES, 1) | {"num_decoder_layers": 1, "relative_attention_max_distance": 1}
-    problems += integer_problems(values, least | {"pad_token_id": 0, "eos_token_id": 0})
+    problems += integer_problems(values, least | dict.fromkeys(("pad_token_id", "eos_token_id", _START), 0))
     buckets = values["relative_attention_num_buckets"]
     if type(buckets) is not int or buckets < 4 or buckets % 4:
         problems.append(f"relative_attention_num_buckets = {buckets!r}; accepted: a multiple of 4")
@@ -78,11 +82,6 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
             f"relative_attention_max_distance = {values['relative_attention_max_distance']}; accepted: more than half "
             f"of the {buckets} buckets"
         )
-    if settings.get("decoder_start_token_id") not in (None, values["pad_token_id"]):
-        problems.append(
-            f"decoder_start_token_id = {settings['decoder_start_token_id']!r}; accepted: pad_token_id = "
-            f"{values['pad_token_id']}"
-        )
     return problems
 
 
@@ -90,7 +89,7 @@ def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with defaults of those that are absent."""
     values = _DEFAULTS | ({"feed_forward_proj": "gated-gelu"} if settings.get("model_type") == "mt5" else {})
     values |= {key: value for key, value in settings.items() if value is not None}
-    return {"num_decoder_layers": values.get("num_layers")} | values
+    return {"num_decoder_layers": values.get("num_layers"), _START: values["pad_token_id"]} | values
 
 
 def _feed_forward(values: Mapping[str, Any]) -> tuple[str, bool]:
@@ -123,24 +122,31 @@ def _sentinels(facts: Mapping[str, Any], default: int) -> int:
     return count
 
 
-def _order(size: int, special: Mapping[int, Any]) -> list[int]:
-    """Return for each of our ids that of the checkpoint.  special: our id -> theirs.  Raises ProblemList."""
-    ids = [special[token] for token in (UNK, BOS, EOS)]
-    if any(type(token) is not int or not 0 <= token < size for token in ids) or len(set(ids)) < len(ids):
-        raise ProblemList([f"the ids of <unk>, padding and end, {ids}, are not different ids below {size}"])
-    order = [-1] * (EOS + 1)
-    for ours in (UNK, BOS, EOS):
-        order[ours] = special[ours]
-    return order + [token for token in range(size) if token not in ids]
+def _special(size: int, values: Mapping[str, Any], unknown: Any) -> tuple[int, ...]:
+    """Return for each of our special tokens that of the checkpoint, -1 for PAD if it starts the target.
+
+    unknown: id of `<unk>`.  Raises ProblemList.
+    """
+    padding, start, end = (values[key] for key in ("pad_token_id", _START, "eos_token_id"))
+    ids = [unknown, padding, end]
+    if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or len(set(ids)) < len(ids):
+        what = f"the ids of <unk>, padding and end, {ids}, are not different ids below {size}"
+        raise ProblemList([f"{what}, or {_START} = {start} is not below it"])
+    return -1 if start == padding else padding, unknown, start, end
+
+
+def _order(size: int, special: tuple[int, ...]) -> list[int]:
+    """Return for each of our ids that of the checkpoint.  special: those of the first ones."""
+    return [*special, *(token for token in range(size) if token not in special)]
 
 
 def _bytes(size: int, values: Mapping[str, Any], sentinels: int) -> ImportedVocabulary:
-    special = {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]}
+    special = _special(size, values, _UNKNOWN)
     unused = size - _BYTES_START - _BYTES - sentinels
     if (special[BOS], special[EOS]) != (0, 1) or unused < 0:
         raise ProblemList(
             [
-                f"pad_token_id = {special[BOS]}, eos_token_id = {special[EOS]}, vocab_size = {size}; accepted for "
+                f"{_START} = {special[BOS]}, eos_token_id = {special[EOS]}, vocab_size = {size}; accepted for "
                 f"ByT5: 0, 1, and at least {_BYTES_START + _BYTES + sentinels} ({_BYTES} bytes, {sentinels} sentinels)"
             ]
         )
@@ -152,8 +158,9 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
     if not (checkpoint.folder / "spiece.model").exists():
         if not (checkpoint.folder / TOKENIZER_JSON).exists():
             raise ProblemList([f"{checkpoint.folder}: no tokenizer; accepted: spiece.model or {TOKENIZER_JSON}"])
-        _order(size, {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]})  # checks the ids
-        return json_vocabulary(checkpoint, TokenIds((None, 2, values["pad_token_id"], values["eos_token_id"]), size))
+        unknown = part(checkpoint.json(TOKENIZER_JSON), "model").get("unk_id", _UNKNOWN)
+        special = (None if token < 0 else token for token in _special(size, values, unknown))
+        return json_vocabulary(checkpoint, TokenIds(tuple(special), size))
     content = checkpoint.bytes("spiece.model")
     with reading_vocabulary("spiece.model"):
         model, pieces = read_sentencepiece(content)
@@ -161,7 +168,7 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
         raise ProblemList(
             [f"vocab_size = {size:,}, but spiece.model has {len(pieces):,} pieces, and {sentinels} sentinels follow"]
         )
-    order = _order(size, {UNK: model.unk_id(), BOS: values["pad_token_id"], EOS: values["eos_token_id"]})
+    order = _order(size, _special(size, values, model.unk_id()))
     names = pieces + [f"<extra_id_{i}>" for i in reversed(range(sentinels))]
     names += [f"<unused_{token}>" for token in range(len(names), size)]
     with reading_vocabulary():
@@ -191,8 +198,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
 
 def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     # Of tokenizer.json, the names of sentinels in a text are text.
-    samples = () if TOKENIZER_JSON in plan.vocabulary.tokenizer.files() else _SAMPLES
-    return compare_translators(checkpoint, folder, plan, check, samples)
+    has_model = TOKENIZER_JSON not in plan.vocabulary.tokenizer.files()
+    if has_model and plan.vocabulary.target[UNK] != _UNKNOWN:  # whatever the model says, their class has this one
+        codec = partial(SentencepieceReference, file="spiece.model")
+        return compare_translators(checkpoint, folder, plan, check, codec=codec)
+    return compare_translators(checkpoint, folder, plan, check, _SAMPLES if has_model else ())
 
 
 def _has_bytes(vocabulary: ImportedVocabulary) -> bool:

@@ -1,5 +1,9 @@
 #include "gemm.h"
 
+#if defined(__AVX512F__)
+#include <cpuid.h>
+#endif
+
 #include "amx.h"
 #include "int8.h"
 #include "simd.h"
@@ -280,7 +284,8 @@ bool supports_bf16() {
 #if defined(DRAGOMAN_VECTOR_INSTRUCTIONS)
   return true;  // those of a test, in plain C++
 #elif defined(__AVX512F__)
-  return __builtin_cpu_supports("avx512bf16");
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
 #else
   return false;
 #endif

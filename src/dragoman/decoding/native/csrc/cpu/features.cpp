@@ -8,6 +8,8 @@
 #include <sys/sysctl.h>
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
+#else
+#include <cpuid.h>
 #endif
 
 #if defined(_WIN32)
@@ -40,17 +42,19 @@ DRAGOMAN_EXPORT int dragoman_cpu_supports(const char* build) {
 
 #else
 
+// Not __builtin_cpu_supports: where the runtime library of the compiler lacks its table, as zig's, it is always false.
 DRAGOMAN_EXPORT int dragoman_cpu_supports(const char* build) {
-  __builtin_cpu_init();
-  if (std::strcmp(build, "avx512") == 0) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  }
-  if (std::strcmp(build, "avx2") == 0) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  }
-  return 0;
+  const bool avx512 = std::strcmp(build, "avx512") == 0;
+  if (!avx512 && std::strcmp(build, "avx2") != 0) return 0;
+  const unsigned basic = bit_FMA | bit_F16C | bit_OSXSAVE;
+  const unsigned extended = avx512 ? bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ : bit_AVX2;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & basic) != basic) return 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (ebx & extended) != extended) return 0;
+  if (avx512 && (ecx & bit_AVX512VNNI) == 0) return 0;
+  const unsigned registers = avx512 ? 0xe6 : 0x6;  // that the operating system saves
+  __asm__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (eax & registers) == registers;
 }
 
 #endif

@@ -16,7 +16,7 @@ import torch
 from dragoman import Translator
 from dragoman.adapt import pruning
 from dragoman.adapt.pruning import Pruning, prune_model
-from dragoman.adapt.vocabulary import keep_pieces
+from dragoman.adapt.vocabulary import json_problem, keep_pieces
 from dragoman.config import TokenizerConfig, parse_config
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import UsageError
@@ -180,11 +180,31 @@ def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> 
 
 
 @pytest.mark.thorough
-def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
-    text = [write_lines(tmp_path / "en", ["the dog"])]
-    import_model(bart_checkpoint(tmp_path / "bart", "bart"), tmp_path / "json")
-    with pytest.raises(UsageError, match=r"the tokenizer is tokenizer\.json"):
-        prune_model(Pruning(tmp_path / "json", text, text), tmp_path / "out")
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_tokenizer_json(kind: str, tmp_path: Path) -> None:
+    """Byte-level BPE of BART, and unigram of T5; bytes and pieces with affixes are refused."""
+    from transformers import AutoTokenizer
+
+    lines = ["a dog under the bench", "undone, d"]  # "und" needs "un", which occurs only in it
+    if kind == "BPE":
+        bart_checkpoint(tmp_path / "theirs", "bart")
+    else:
+        AutoTokenizer.from_pretrained(t5_checkpoint(tmp_path / "theirs", "v1.1")).save_pretrained(tmp_path / "theirs")
+        (tmp_path / "theirs" / "spiece.model").unlink()
+    text = [write_lines(tmp_path / "en", lines)]
+    import_model(tmp_path / "theirs", tmp_path / "before", text[0])
+    done = prune_model(Pruning(tmp_path / "before", text, text), tmp_path / "after")
+    old, new, ids = (loaded(tmp_path / "before")[1], loaded(done.folder)[1],
+                     json.loads((done.folder / "prune.json").read_text())["source"])  # fmt: skip
+    for line in [*lines, "the dog", "under", "Ω unknown bench"]:
+        found = [ids[token] for token in new.encode_source(line)]
+        assert found == old.encode_source(line) or not set(old.encode_source(line)) <= set(ids), line
+        check_logits(tmp_path / "before", done.folder, line, lines[0])
+    assert done.pieces[1] < done.pieces[0] and done.coverage["source"].same == 2
+    import_model(t5_checkpoint(tmp_path / "bytes", "byt5, one layer"), tmp_path / "other")
+    with pytest.raises(UsageError, match=r"the tokenizer is bytes\.json"):
+        prune_model(Pruning(tmp_path / "other", text, text), tmp_path / "out")
+    assert "WordPiece; accepted: Unigram, BPE" in json_problem(b'{"model": {"type": "WordPiece"}}')
 
 
 @pytest.mark.thorough

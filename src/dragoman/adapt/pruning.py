@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.adapt.vocabulary import Coverage, Kept, keep_pieces
+from dragoman.adapt.vocabulary import Coverage, Kept, json_problem, keep_pieces
 from dragoman.config import Config, ParallelData, TransformerConfig
 from dragoman.data.batching import collate
 from dragoman.data.corpus import CorpusSpec, read_pairs
@@ -104,10 +104,10 @@ class Pruning:
         with collecting(problems):
             if tokenizer is not None and (self.layers or any(self.languages)):
                 tokenizer.between(*self.languages)
-        names = sorted(
-            {"bytes.json", "tokenizer.json"}.intersection(tokenizer.files() if tokenizer and self.source else ())
-        )
-        problems += [f"the tokenizer is {name}; accepted: models with sentencepiece models" for name in names]
+        own_files = tokenizer.files() if tokenizer and self.source else {}
+        problems += ["the tokenizer is bytes.json; it has no pieces to choose"] * ("bytes.json" in own_files)
+        if problem := json_problem(own_files["tokenizer.json"]) if "tokenizer.json" in own_files else "":
+            problems.append(problem)
         codes = config.parallel.source_language, config.parallel.target_language
         source, target = (given or own for given, own in zip(self.languages, codes, strict=True))
         for files, own, other in ((self.source, source, target), (self.target, target, source)):

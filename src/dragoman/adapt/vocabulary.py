@@ -2,16 +2,18 @@
 
 Exact: a text whose pieces are all kept has the same tokens as before.  A unigram model keeps the pieces of lowest and
 highest score, on which the scores of unknown characters and of added words depend.  A BPE model keeps the pieces that
-are merged on the way to a kept one: every merge of the text is still possible, and none is new.
+are merged on the way to a kept one: every merge of the text is still possible, and none is new.  The same holds for
+those of `tokenizer.json`, of which all added tokens are kept.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 
@@ -19,6 +21,7 @@ from dragoman.data.languages import script_of
 from dragoman.errors import DataError
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers.json_pieces import TokenIds, is_tokenizer_json
 from dragoman.tokenizers.pieces import SPACE, Pieces
 from dragoman.tokenizers.templates import Templates
 
@@ -85,7 +88,7 @@ def keep_pieces(
     """
     source_model, target_model, _, templates_file = tokenizer.models
     sides, lists = tokenizer.pieces, tokenizer.lists
-    names, listed, templates = [], [], None
+    names, listed, templates, found = [], [], None, set[int]()
     if templates_file is not None:
         templates = Templates.parse(templates_file, (tokenizer.source_size, tokenizer.target_size))
     for pieces, lines, side in zip(sides, texts, ("source", "target"), strict=True):
@@ -93,8 +96,13 @@ def keep_pieces(
         if templates is not None:
             around = (*templates.source, *templates.target, *chain(*(each.values() for each in templates.languages)))
             ids.update(token for token in around if isinstance(token, int))
+        found |= ids
         names.append(set(map(pieces.piece, ids)))
         listed.append(set(map(pieces.piece, range(pieces.size))))
+    if is_tokenizer_json(source_model):
+        own, *contents = _json_files(tokenizer, found)
+        file = None if templates is None else _renumbered(templates, {old: new for new, old in enumerate(own)}).file()
+        return Kept(Tokenizer(contents[0], None, contents[1], file), own, own)
     models = [SentencePieceModel(model) for model in (source_model, target_model) if model is not None]
     # Texts become unknown tokens by pieces without an id, and must continue to.
     silent = [model.scores.keys() - own for model, own in zip(models, listed, strict=False)]
@@ -149,6 +157,61 @@ def _renumbered(templates: Templates, new: dict[int, int]) -> Templates:
     return replace(templates, source=sides[0], target=sides[1], languages=(source, target), control=control)
 
 
+def json_problem(content: bytes) -> str:
+    """Return why the pieces of a `tokenizer.json` cannot be chosen, "" if they can."""
+    model = json.loads(content)["model"]
+    affix = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    if model.get("type") in ("Unigram", "BPE") and not affix:
+        return ""
+    kind = f"{model.get('type')}{f' with {affix!r}' if affix else ''}"
+    return f"tokenizer.json has a model {kind}; accepted: Unigram, BPE without affixes"
+
+
+def _json_files(tokenizer: Tokenizer, ids: set[int]) -> tuple[list[int], bytes, bytes]:
+    """Return the ids that are kept, and the contents of `tokenizer.json` and `token_ids.json`.  ids: those needed."""
+    content, _, numbers, _ = tokenizer.models
+    assert numbers is not None
+    document, own = json.loads(content), TokenIds.parse(numbers)
+    model, ours = document["model"], {theirs: token for token, theirs in enumerate(own.theirs)}
+    vocabulary, is_unigram = model["vocab"], model["type"] == "Unigram"
+    fixed = {each["id"] for each in document["added_tokens"]}
+    if is_unigram:
+        scores = [score for _, score in vocabulary]
+        fixed |= {scores.index(min(scores)), scores.index(max(scores)), model["unk_id"]} - {None}
+    else:
+        pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+        ranks = {(first, second): -rank for rank, (first, second) in enumerate(pairs)}
+        pieces = {token: piece for piece, token in vocabulary.items()}
+        fixed |= {token for token, piece in pieces.items() if len(piece) == 1}
+        for piece in [pieces[own.theirs[token]] for token in ids if own.theirs[token] in pieces]:
+            merged = _merged(list(piece), lambda *pair: ranks.get(pair, -math.inf))
+            fixed |= {vocabulary[each] for each in merged}
+    kept = sorted({*ids, *range(EOS + 1), *(ours[token] for token in fixed)})
+    new = {old: i for i, old in enumerate(sorted({own.theirs[token] for token in kept} - {-1}))}
+    if is_unigram:
+        model["vocab"] = [entry for token, entry in enumerate(vocabulary) if token in new]
+        model["unk_id"] = new.get(model["unk_id"])
+    else:
+        model["vocab"] = {piece: new[token] for piece, token in vocabulary.items() if token in new}
+        left = (pair for pair in ranks if {*pair, "".join(pair)} <= model["vocab"].keys())
+        model["merges"] = [list(pair) if isinstance(model["merges"][0], list) else " ".join(pair) for pair in left]
+    for each in document["added_tokens"]:
+        each["id"] = new[each["id"]]
+    ids_file = TokenIds(tuple(map(new.get, own.special)), len(new), None if own.mask is None else new[own.mask])
+    return kept, json.dumps(document, ensure_ascii=False).encode(), ids_file.file()
+
+
+def _merged(parts: list[str], score: Callable[[str, str], float]) -> Iterator[str]:
+    """Yield the pieces by which BPE builds a piece from its characters.  score: of a merge, -inf if there is none."""
+    while len(parts) > 1:
+        scores = [score(*pair) for pair in pairwise(parts)]
+        if (best := max(scores)) == -math.inf:
+            return
+        i = scores.index(best)
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        yield parts[i]
+
+
 class SentencePieceModel:
     """The pieces of a serialized sentencepiece model with their scores, in the order of their ids."""
 
@@ -169,17 +232,11 @@ class SentencePieceModel:
 
     def needed(self, names: Iterable[str]) -> set[str]:
         """Return the pieces without which these would not be found, and those on which the scores of others depend."""
-        return self._fixed.union(*(self._merged(list(text)) for text in names if self._is_bpe and text in self.scores))
+        built = (text for text in names if self._is_bpe and text in self.scores)
+        return self._fixed.union(*(_merged(list(text), self._score) for text in built))
 
-    def _merged(self, parts: list[str]) -> Iterator[str]:
-        """Yield the pieces by which BPE builds a piece from its characters."""
-        while len(parts) > 1:
-            merges = [a + b for a, b in pairwise(parts)]
-            best = max(range(len(merges)), key=lambda i: self.scores.get(merges[i], -math.inf))
-            if merges[best] not in self.scores:
-                return
-            parts[best : best + 2] = [merges[best]]
-            yield merges[best]
+    def _score(self, first: str, second: str) -> float:
+        return self.scores.get(first + second, -math.inf)
 
     def file(self, names: set[str]) -> bytes:
         """Return the serialized model with these pieces, in the same order."""

@@ -193,7 +193,7 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
         end = [EOS] if language_model or tokenizer.sources_end else []
         size = sum(parameter.numel() for parameter in model.parameters())
         count = max(_FEWEST, min(_LINES, _WORK // size))
-        rows = _random_rows(count, tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
+        rows = random_rows(count, tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
     if language_model:
         prompt = min(_PROMPT, (longest - 1) // 2)
         limit = max(1, min(_CONTINUATION, longest - prompt - 1))
@@ -229,7 +229,7 @@ def _lines_of_data(config: Config) -> tuple[Iterator[tuple[str, str]], str]:
     return iter(()), ""
 
 
-def _random_rows(count: int, vocab: int, longest: int, end: list[int]) -> list[list[int]]:
+def random_rows(count: int, vocab: int, longest: int, end: list[int]) -> list[list[int]]:
     rng = random.Random(1)
     tokens = range(EOS + 1, vocab)
     return [[*rng.choices(tokens, k=rng.randint(1, min(24, longest - 1))), *end] for _ in range(count)]

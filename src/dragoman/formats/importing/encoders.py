@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from dragoman.formats.importing.family import (
     multiple_problems,
 )
 from dragoman.formats.importing.name_tables import Naming
-from dragoman.formats.parity import TOLERANCE, CheckText, Counts
+from dragoman.formats.parity import TOLERANCE, CheckText, Counts, random_rows
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, LabelVocabulary, Tokenizer, Vocabulary
 
@@ -142,8 +141,6 @@ def _number(value: Tensor) -> float:
 
 
 _LINES = 200
-_LONGEST = 64
-"""Tokens of the longest random row, if the model accepts as many."""
 
 
 def words_of(vocabulary: Vocabulary) -> Tokenizer:
@@ -185,7 +182,7 @@ def compare_encoders(
     if check is not None and not rows:
         raise DataError(f"{check}: no line of 1 to {plan.positions - 2} tokens to compare; specify another file")
     text = "rows of random tokens" if check is None else f"lines of {check.source.name}"
-    rows = rows or list(_random_rows(tokenizer.source_size, plan.positions))
+    rows = rows or [[BOS, *row] for row in random_rows(_LINES, tokenizer.source_size, plan.positions - 1, [EOS])]
     added = len(plan.vocabulary.target) - len(runtime.labels)
 
     def ours(ids: list[int]) -> Tensor:
@@ -197,12 +194,6 @@ def compare_encoders(
     source = plan.vocabulary.source
     theirs = ReferenceTokenizer(checkpoint.folder, ImportedVocabulary(tokenizer, source, source))
     return Comparison(parity, _compare_words(tokenizer, theirs, [*SAMPLES, *lines, *samples]))
-
-
-def _random_rows(size: int, positions: int) -> Iterator[list[int]]:
-    rng, longest = random.Random(1), min(_LONGEST, positions) - 2
-    for _ in range(_LINES):
-        yield [BOS, *rng.choices(range(EOS + 1, size), k=rng.randint(1, max(1, longest))), EOS]
 
 
 def _compare_words(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:

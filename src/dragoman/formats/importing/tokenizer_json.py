@@ -11,6 +11,7 @@ import sentencepiece as spm
 from dragoman.errors import DragomanError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import SAMPLES
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds, called, is_tokenizer_json
@@ -76,11 +77,6 @@ def _special(checkpoint: Checkpoint, ids: TokenIds, vocabulary: dict[str, Any]) 
 
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-_SAMPLES = (
-    "", "a", "A line of text.", "  two  spaces and\ta tab ", "one\n\ntwo\n", "1,234.56 % € $ # @",
-    "e\N{COMBINING ACUTE ACCENT} \N{LATIN SMALL LIGATURE FI}ne", "日本語 and Ελληνικά", "\N{GRINNING FACE} !?",
-    "x" * 50,
-)  # fmt: skip
 
 
 def sentencepiece_json(content: bytes) -> bytes:
@@ -132,7 +128,7 @@ def _check_samples(model: spm.SentencePieceProcessor, content: bytes) -> None:
     tokenizer = Tokenizer(content, None, ids.file())
     # The score of a BPE piece is its rank, that of a unigram piece a log-probability.
     is_bpe = all(float(model.get_score(token)).is_integer() for token in range(size))
-    for text in _SAMPLES:
+    for text in SAMPLES:
         if not is_bpe or [ids.theirs[token] for token in tokenizer.encode_target(text)[:-1]] != model.encode(text):
             raise ValueError(
                 "tokenizer.model is not BPE with byte fallback and without normalization, as that of Llama; convert it "

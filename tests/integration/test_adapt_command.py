@@ -16,6 +16,7 @@ from dragoman.advice import measurement
 from dragoman.advice.finetune import Initial
 from dragoman.advice.monolingual import Monolingual
 from dragoman.config.stages import load_stages
+from imported_families import FAMILIES
 from random_models import random_model
 from small_run import Cli, digit_pairs, write_lines
 
@@ -137,3 +138,21 @@ def test_a_checkpoint_on_a_stick_becomes_a_translator(cli: Cli, monkeypatch: pyt
     code, _, err = cli(*train, "train.budget=4 steps", "train.device=cpu")
     assert code == 0 and "1 layers dropped" in err, err
     assert cli("translate", serve[1], stdin=b"a dog runs\n")[1].strip()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["ctranslate2", "fairseq", "marian files"])
+def test_files_of_other_programs_are_adapted(family: str, cli: Cli) -> None:
+    """That of CTranslate2 has positions for shorter texts than the default."""
+    pytest.importorskip("ctranslate2")
+    FAMILIES[family].write(Path("usb"))
+    codes = ("de", "en") if family == "fairseq" else ("en", "de")
+    for code in codes:
+        draw = random.Random(1)
+        write_lines(Path(f"t.{code}"), [" ".join(draw.sample(SIDES[code].split(), 7)) for _ in range(300)])
+    code, _, err = cli("adapt", "usb", *(f"t.{code}" for code in codes), "--budget", "5 min", "--languages", *codes)
+    assert code == 0 and "pieces: " in err, err
+    name = "-".join(codes)
+    code, _, err = cli("train", f"{name}.toml", "train.budget=4 steps", "train.device=cpu")
+    assert code == 0, err
+    assert cli("translate", f"runs/{name}", stdin=b"a dog\n")[1].count(b"\n") == 1

@@ -204,7 +204,7 @@ def test_tokenizer_json(kind: str, tmp_path: Path) -> None:
     import_model(t5_checkpoint(tmp_path / "bytes", "byt5, one layer"), tmp_path / "other")
     with pytest.raises(UsageError, match=r"the tokenizer is bytes\.json"):
         prune_model(Pruning(tmp_path / "other", text, text), tmp_path / "out")
-    assert "WordPiece; accepted: Unigram, BPE" in json_problem(b'{"model": {"type": "WordPiece"}}')
+    assert "WordPiece, affix None; accepted: Unigram" in json_problem(b'{"model": {"type": "WordPiece"}}')
 
 
 @pytest.mark.thorough

@@ -161,10 +161,8 @@ def json_problem(content: bytes) -> str:
     """Return why the pieces of a `tokenizer.json` cannot be chosen, "" if they can."""
     model = json.loads(content)["model"]
     affix = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    if model.get("type") in ("Unigram", "BPE") and not affix:
-        return ""
-    kind = f"{model.get('type')}{f' with {affix!r}' if affix else ''}"
-    return f"tokenizer.json has a model {kind}; accepted: Unigram, BPE without affixes"
+    problem = f"tokenizer.json has a model {model.get('type')}, affix {affix!r}; accepted: Unigram, BPE without affixes"
+    return "" if model.get("type") in ("Unigram", "BPE") and not affix else problem
 
 
 def _json_files(tokenizer: Tokenizer, ids: set[int]) -> tuple[list[int], bytes, bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dragoman.advice.choice import Setting, duration, validation_settings
 from dragoman.advice.text import Split
-from dragoman.config import Config, CorpusConfig, ParallelData, resolve_path
+from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, resolve_path
 from dragoman.config.train import ConstantSchedule, InverseSqrtSchedule
 from dragoman.errors import UsageError
 from dragoman.io.model_files import find_model, read_meta
@@ -140,8 +140,11 @@ class Initial:
         given = train.optimizer.model_dump(exclude_defaults=True, exclude={"kind"})
         optimizer = [Setting(f"train.optimizer.{key}", value, "") for key, value in given.items()]
         clip = train.clip_norm if not self.imported else 1.0
+        longest, default = self.data.filter.max_tokens, FilterConfig().max_tokens  # a table of positions may be short
+        limit = [Setting("data.filter.max_tokens", longest, "The longest texts of the model.")] * (longest < default)
         smoothing = 0.0 if self.imported and not self.config.model.dropout else train.label_smoothing
         return [
+            *limit,
             Setting("train.init_from", str(self.path.resolve()), "Its [model], [tokenizer] and [search] are used."),
             Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
             Setting("train.batch_tokens", BATCH_TOKENS, "Small batches make many steps in a short time."),

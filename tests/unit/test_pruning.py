@@ -211,7 +211,7 @@ def test_tokenizer_json(kind: str, tmp_path: Path) -> None:
 def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/adapt.md with a small model of OPUS-MT's layout, except the server."""
     page = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text(encoding="utf-8")
-    _, block, layers, general = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    _, block, layers, general, _ = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
     monkeypatch.setattr("transformers_checkpoints._TAGS", [])
     monkeypatch.chdir(tmp_path)
     marian_checkpoint(tmp_path / "usb" / "opus-mt-en-de")

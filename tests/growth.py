@@ -53,7 +53,7 @@ def steepness(
                 if ratio <= limit or taken > 20 * floor:
                     break
                 taken = min(taken, cpu(run, text))
-            if limit < ratio < 2 * limit and taken < 20 * floor:  # if quadratic, four times the text shows it better
+            if limit < ratio < 2 * limit and taken < 20 * floor:  # four times the text: 1.5 times as steep if quadratic
                 ratio = min(ratio, *(cpu(run, make(4 * size)) / cpu(run, make(size // 4)) / 1.5 for _ in range(3)))
             if ratio > limit or size == large:
                 return ratio

@@ -20,50 +20,25 @@ from dragoman.documents.office import PREFIXES
 from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS
-
-TOKEN = re.compile(r"⟦\d⟧|%(?:\(\w+\)|\d\$)?[ds]|\{\w+\}|\s+|\w+|[^\w\s]")
-"""Placeholders, spaces, words and other characters."""
+from word_translator import WordTokenizer
 
 
-class Pieces:
-    """A tokenizer whose tokens are the pieces of a text, spaces included."""
+class Pieces(WordTokenizer):
+    """The pieces of a text: placeholders, spaces, words and other characters."""
 
-    def __init__(self) -> None:
-        self.pieces = ["<pad>", "<unk>", "<s>", "</s>"]
-        self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
-
-    def number(self, piece: str) -> int:
-        if piece not in self._numbers:
-            self._numbers[piece] = len(self.pieces)
-            self.pieces.append(piece)
-        return self._numbers[piece]
-
-    def encode_source(self, text: str) -> list[int]:
-        return [*map(self.number, TOKEN.findall(text)), EOS]
+    token = re.compile(r"⟦\d⟧|%(?:\(\w+\)|\d\$)?[ds]|\{\w+\}|\s+|\w+|[^\w\s]")
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return "".join(self.pieces[i] for i in ids if i > EOS)
-
-    def source_spans(self, text: str) -> list[tuple[int, int]]:
-        return [found.span() for found in TOKEN.finditer(text)]
 
     def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         ends = np.cumsum([len(self.pieces[i]) for i in ids if i > EOS]).tolist()
         return list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
 
-    def source_piece(self, token: int) -> str:
-        return self.pieces[token]
-
-    def target_pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self.pieces[i] for i in ids]
-
-    def target_ids(self, pieces: Sequence[str]) -> list[int]:
-        return [self.pieces.index(piece) for piece in pieces]
-
     def known_text(self, text: str) -> str:
         return text
 
-    encode_target, decode_source = encode_source, decode_target
+    decode_source = decode_target
 
 
 class PieceBackend(DecodingBackend):
@@ -125,7 +100,7 @@ def upper() -> PieceTranslator:
 
 def says(text: str) -> PieceTranslator:
     """Translates everything to the same text."""
-    return PieceTranslator(lambda pieces: TOKEN.findall(text))
+    return PieceTranslator(lambda pieces: Pieces.token.findall(text))
 
 
 NASTY = ["«", " ", "&", " ", "<", "more", ">", " ", '"', "5", " ", "*", " ", "3", '"', ";", "[", "x", "]", "\\", "'"]

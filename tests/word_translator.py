@@ -16,23 +16,27 @@ from dragoman.markup import Segment, Tag
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS
 
-TOKEN = re.compile(r"\w+|[^\w\s]")
 FINAL = ".,!?;:)"
+Order = Callable[[int], Sequence[int]]
 
 
 class WordTokenizer:
-    """Words and punctuation marks, numbered as they appear."""
+    """Words and punctuation marks, numbered as they appear.  token: matches one of them."""
+
+    token = re.compile(r"\w+|[^\w\s]")
 
     def __init__(self) -> None:
         self.pieces = ["<pad>", "<unk>", "<s>", "</s>"]
+        self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
 
-    def number(self, word: str) -> int:
-        if word not in self.pieces:
-            self.pieces.append(word)
-        return self.pieces.index(word)
+    def number(self, piece: str) -> int:
+        if piece not in self._numbers:
+            self._numbers[piece] = len(self.pieces)
+            self.pieces.append(piece)
+        return self._numbers[piece]
 
     def encode_source(self, text: str) -> list[int]:
-        return [*map(self.number, TOKEN.findall(text)), EOS]
+        return [*map(self.number, self.token.findall(text)), EOS]
 
     encode_target = encode_source
 
@@ -43,7 +47,7 @@ class WordTokenizer:
         return text
 
     def source_spans(self, text: str) -> list[tuple[int, int]]:
-        return [found.span() for found in TOKEN.finditer(text)]
+        return [found.span() for found in self.token.finditer(text)]
 
     def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         return self.source_spans(self.decode_target(ids))
@@ -66,19 +70,12 @@ class WordBackend(DecodingBackend):
     to the last source word, relative to the attention to the word that is translated.
     """
 
-    device = "cpu"
-    description = "words"
+    device, description = "cpu", "words"
 
     def __init__(
-        self,
-        tokenizer: WordTokenizer,
-        lexicon: Mapping[str, str],
-        order: Callable[[int], Sequence[int]],
-        attends: bool,
-        sink: float,
+        self, tokenizer: WordTokenizer, lexicon: Mapping[str, str], order: Order, attends: bool, sink: float
     ) -> None:
-        self.tokenizer, self.lexicon, self.order, self.attends = tokenizer, lexicon, order, attends
-        self.sink = sink
+        self.tokenizer, self.lexicon, self.order, self.attends, self.sink = tokenizer, lexicon, order, attends, sink
         self.aligned: list[int] = []
         """Number of pairs of each call of `align`."""
 
@@ -119,19 +116,12 @@ class WordBackend(DecodingBackend):
     stepper = to_torch = score  # type: ignore[assignment]
 
 
-def in_order(count: int) -> Sequence[int]:
-    return range(count)
-
-
 def reversed_order(count: int) -> Sequence[int]:
     return range(count)[::-1]
 
 
 def word_translator(
-    lexicon: Mapping[str, str] | None = None,
-    order: Callable[[int], Sequence[int]] = in_order,
-    attends: bool = True,
-    sink: float = 0.0,
+    lexicon: Mapping[str, str] | None = None, order: Order = range, attends: bool = True, sink: float = 0.0
 ) -> Translator:
     tokenizer = WordTokenizer()
     backend = WordBackend(tokenizer, lexicon or {}, order, attends, sink)

@@ -449,22 +449,24 @@ def error() -> str:
 
 
 def step() -> str:
-    """The loss of `training_step.md` after one step against its gradient, and what the gradient promises."""
+    """The loss of `training_step.md` after one step with each learning rate, and its tangent at 0."""
     model, (source, _, reads, correct), left, top, losses = tiny_model(), TINY_PAIR, 60, 20, list[float]()
-    for n in range(61):  # a learning rate of n / 200
-        with torch.set_grad_enabled(n == 0):
-            loss = cross_entropy(model(source, None, reads)[0], correct[0], 0.0)[0]
-        losses.append(loss.item())
-        if n == 0:
-            loss.backward()
-        moved = {w: w.grad for w in model.parameters() if w.grad is not None}
-        with torch.no_grad():
-            torch._foreach_sub_([*moved], [*moved.values()], alpha=1 / 200)
-    slope = sum(float((g**2).sum()) for g in moved.values()) / 200
+
+    def loss() -> Tensor:
+        return cross_entropy(model(source, None, reads)[0], correct[0], 0.0)[0]
+
+    loss().backward()
+    gradients = {weight: weight.grad for weight in model.parameters() if weight.grad is not None}
+    with torch.no_grad():
+        for _ in range(61):  # learning rates of 0, 1 / 200, ..., 60 / 200
+            losses.append(loss().item())
+            for weight, gradient in gradients.items():
+                weight -= gradient / 200
+    slope = sum(float((gradient**2).sum()) for gradient in gradients.values()) / 200
     at = [(left + 6.2 * n, top + 90 * (4.6 - loss)) for n, loss in enumerate(losses)]
     end = (left + 6.2 * (losses[0] - 2.8) / slope, top + 90 * 1.8)
     parts = [f'<path fill="none" stroke="var(--soft)" d="M{left} {top}v170h380"/>', line(at, "--s0")]
-    parts += [line([at[0], end], "--s1"), colored(end[0] + 6, end[1] + 3, "as the gradient says", "--s1", "start")]
+    parts += [line([at[0], end], "--s1"), colored(end[0] + 6, end[1] + 3, "tangent at 0", "--s1", "start")]
     for n, (x, y) in ((n, at[n]) for n in (0, 2, 20, 60)):
         aside = (-14, -14) if n == 20 else (9, 0)
         parts += [dot(x, y, "--s0"), text(x + aside[0], y + aside[1], f"{losses[n]:.2f}", "start")]

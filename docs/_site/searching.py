@@ -2,7 +2,7 @@
 
 Sphinx cuts 0.2056 at its point, and drops the digits.  It cuts Chinese text into words only with the package jieba,
 and does not cut the query, so that a phrase of two words is found in titles alone.  Pairs need no dictionary, and every
-text is found by each part of it.  The index is stored compressed, which makes it a third as large.
+text is found by each part of it.  The index is stored compressed, in less than half its size.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _compress(app: Sphinx, error: Exception | None) -> None:
     if error is None and path.exists():
         index = path.read_text(encoding="utf-8").removeprefix("Search.setIndex(").removesuffix(")")
         data = b64encode(gzip.compress(index.encode(), mtime=0)).decode()
-        # Address with the data: works in pages opened from a folder, too.
+        # As a data: address, because a page that is opened from a folder cannot fetch files.
         unpacked = f'(await fetch("data:;base64,{data}")).body.pipeThrough(new DecompressionStream("gzip"))'
         script = f"(async () => Search.setIndex(await new Response({unpacked}).json()))();\n"
         path.write_text(script, encoding="utf-8")

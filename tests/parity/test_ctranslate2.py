@@ -95,3 +95,9 @@ def test_unsupported_models_are_refused(name: str) -> None:
     if name == "small keys":
         assert reasons == ["d_key = 4; CTranslate2 supports the width of values, 6"]
         assert unsupported_model(model_config(document | {"d_key": 6})) == []
+
+
+def test_all_reasons_are_listed() -> None:
+    document = {**TRANSLATORS["linear"], "norm": {"kind": "batch"}, "position": {"kind": "recurrent"}}
+    found = "\n".join(unsupported_model(model_config(document)))
+    assert all(f"{key} = " in found for key in ("position.kind", "norm.kind", "attention.kind"))

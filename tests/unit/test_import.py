@@ -335,6 +335,13 @@ def test_a_name_without_a_model_is_a_usage_error(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "model").exists()
 
 
+def test_a_broken_download_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, RuntimeError("the connection was closed"))
+    with pytest.raises(DragomanError, match=r"cannot be downloaded \(the connection was closed\)"):
+        import_model(HUB_NAME, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_downloaded_for_an_invalid_request(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(UsageError, match="already exists"):

@@ -191,6 +191,30 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Pa
 
 
 @pytest.mark.parametrize(
+    ("name", "file", "changes"),
+    [
+        ("marian", "source.spm", {"activation_function": "quick_gelu", "normalize_embedding": True, "d_model": "x"}),
+        ("t5", "spiece.model", {"feed_forward_proj": "gated-mish", "d_kv": "wide", "num_layers": True}),
+        ("gpt2", "tokenizer.json", {"activation_function": "quick_gelu", "n_layer": 0, "n_inner": "many"}),
+        ("llama", "tokenizer.json", {"hidden_act": "tanh", "head_dim": "x"}),
+        ("bert", "tokenizer.json", {"hidden_act": "quick_gelu", "is_decoder": True, "num_attention_heads": 0}),
+    ],
+)
+def test_all_problems_are_in_one_message(
+    name: str, file: str, changes: dict[str, Any], copied: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    """Every setting, a missing tokenizer and damaged weights."""
+    folder = copied(name, tmp_path)
+    set_values(folder, **changes)
+    (folder / file).unlink()
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9])
+    message = refusal(folder)
+    for reason in (*(f"{key} = {value!r}; accepted: " for key, value in changes.items()), "its header specifies"):
+        assert reason in message
+    assert f"{file}: missing" in message or "no tokenizer; accepted: " in message or "no vocabulary" in message
+
+
+@pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
         ("marian", {"encoder_layers": True}, "encoder_layers = True; accepted: an integer"),
@@ -213,7 +237,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Pa
         ("t5", {"decoder_start_token_id": "x"}, "decoder_start_token_id = 'x'; accepted: an integer, at least 0"),
         ("t5", {"dense_act_fn": "silu"}, "dense_act_fn = 'silu'; accepted: 'relu'"),
         ("t5", {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "unused tensors"),
-        ("t5", {"eos_token_id": 2}, "[2, 0, 2], are not different ids"),
+        ("t5", {"eos_token_id": 2}, "are [2, 0, 2], decoder_start_token_id = 0; accepted: three different ids"),
         ("t5", {"d_model": 10**12}, "d_model"),
         ("t5", {"layer_norm_epsilon": "small"}, "eps"),
         ("t5", {"relative_attention_num_buckets": 30}, "buckets = 30; accepted: a multiple of 4"),

@@ -51,6 +51,11 @@ def checkpoint(original: Path, tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
+def test_a_damaged_sentencepiece_model(checkpoint: Path) -> None:
+    (checkpoint / "spiece.model").write_bytes(b"\x80\x04K\x01.")
+    assert "spiece.model cannot be read by sentencepiece" in refusal(checkpoint)
+
+
 def test_damaged_settings_of_tokenizers(checkpoint: Path) -> None:
     set_values(checkpoint, "tokenizer_config.json", extra_ids="many")
     assert "extra_ids = 'many'" in refusal(checkpoint)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.adapt.vocabulary import Coverage, Kept, json_problem, keep_pieces
+from dragoman.adapt.vocabulary import Coverage, Kept, json_problems, keep_pieces
 from dragoman.config import Config, ParallelData, TransformerConfig
 from dragoman.data.batching import collate
 from dragoman.data.corpus import CorpusSpec, read_pairs
@@ -105,9 +105,10 @@ class Pruning:
             if tokenizer is not None and (self.layers or any(self.languages)):
                 tokenizer.between(*self.languages)
         own_files = tokenizer.files() if tokenizer and self.source else {}
-        problems += ["the tokenizer is bytes.json; it has no pieces to choose"] * ("bytes.json" in own_files)
-        if problem := json_problem(own_files["tokenizer.json"]) if "tokenizer.json" in own_files else "":
-            problems.append(problem)
+        if "bytes.json" in own_files:
+            problems.append("the tokenizer is bytes.json; it has no pieces to choose")
+        if "tokenizer.json" in own_files:
+            problems += json_problems(own_files["tokenizer.json"])
         codes = config.parallel.source_language, config.parallel.target_language
         source, target = (given or own for given, own in zip(self.languages, codes, strict=True))
         for files, own, other in ((self.source, source, target), (self.target, target, source)):

@@ -157,12 +157,12 @@ def _renumbered(templates: Templates, new: dict[int, int]) -> Templates:
     return replace(templates, source=sides[0], target=sides[1], languages=(source, target), control=control)
 
 
-def json_problem(content: bytes) -> str:
-    """Return why the pieces of a `tokenizer.json` cannot be chosen, "" if they can."""
+def json_problems(content: bytes) -> list[str]:
+    """Return why the pieces of a `tokenizer.json` cannot be chosen."""
     model = json.loads(content)["model"]
-    affix = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    problem = f"tokenizer.json has a model {model.get('type')}, affix {affix!r}; accepted: Unigram, BPE without affixes"
-    return "" if model.get("type") in ("Unigram", "BPE") and not affix else problem
+    kind, affix = model.get("type"), model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    problem = f"tokenizer.json: type = {kind!r}, affix = {affix!r}; accepted: 'Unigram', or 'BPE' without affixes"
+    return [problem] if kind not in ("Unigram", "BPE") or affix else []
 
 
 def _json_files(tokenizer: Tokenizer, ids: set[int]) -> tuple[list[int], bytes, bytes]:
@@ -230,11 +230,9 @@ class SentencePieceModel:
 
     def needed(self, names: Iterable[str]) -> set[str]:
         """Return the pieces without which these would not be found, and those on which the scores of others depend."""
-        built = (text for text in names if self._is_bpe and text in self.scores)
-        return self._fixed.union(*(_merged(list(text), self._score) for text in built))
-
-    def _score(self, first: str, second: str) -> float:
-        return self.scores.get(first + second, -math.inf)
+        scores = self.scores if self._is_bpe else {}
+        built = (_merged(list(text), lambda a, b: scores.get(a + b, -math.inf)) for text in names if text in scores)
+        return self._fixed.union(*built)
 
     def file(self, names: set[str]) -> bytes:
         """Return the serialized model with these pieces, in the same order."""

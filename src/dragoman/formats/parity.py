@@ -230,6 +230,7 @@ def _lines_of_data(config: Config) -> tuple[Iterator[tuple[str, str]], str]:
 
 
 def random_rows(count: int, vocab: int, longest: int, end: list[int]) -> list[list[int]]:
+    """Return rows of 1 to 24 random tokens, fewer than `longest`, each followed by `end`."""
     rng = random.Random(1)
     tokens = range(EOS + 1, vocab)
     return [[*rng.choices(tokens, k=rng.randint(1, min(24, longest - 1))), *end] for _ in range(count)]

@@ -93,10 +93,10 @@ def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText |
 
 
 def _is_target_first(checkpoint: Checkpoint) -> bool:
-    """Return whether it is SMaLL-100, by its tokenizer's class or the file with that."""
-    kinds = (checkpoint.optional_json("tokenizer_config.json").get("tokenizer_class"),
-             checkpoint.settings.get("tokenizer_class"))  # fmt: skip
-    return "SMALL100Tokenizer" in kinds or (checkpoint.folder / "tokenization_small100.py").exists()
+    """Return whether it is SMaLL-100, by the class of its tokenizer or the file with that class."""
+    settings = {**checkpoint.settings, **checkpoint.optional_json("tokenizer_config.json")}
+    file = checkpoint.folder / "tokenization_small100.py"
+    return settings.get("tokenizer_class") == "SMALL100Tokenizer" or file.exists()
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

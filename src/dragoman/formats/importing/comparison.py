@@ -223,9 +223,9 @@ class ReferenceTokenizer:
             self.tokenizer = getattr(package, loader).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        self.source, self.target, self.theirs = *map(our_ids, (vocabulary.source, vocabulary.target)), vocabulary.target
+        self.source, self.target = our_ids(vocabulary.source), our_ids(vocabulary.target)
+        self.theirs, self.end = vocabulary.target, vocabulary.target[EOS]
         self.name = type(self.tokenizer).__name__
-        self.end = vocabulary.target[EOS]
 
     def between(self, source: str | None, target: str | None) -> ReferenceTokenizer:
         """Set the languages of the following texts, if they are not None."""
@@ -258,7 +258,7 @@ class ReferenceTokenizer:
 
 
 class TargetFirstTokenizer(ReferenceTokenizer):
-    """That of SMaLL-100, which `transformers` lacks: M2M-100's with the target language before the source alone."""
+    """The tokenizer of SMaLL-100, which `transformers` lacks: M2M-100's, with the target language before the source."""
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
         super().__init__(folder, vocabulary, "M2M100Tokenizer")
@@ -339,7 +339,7 @@ def compare_translators(
     """Compare an encoder-decoder in a model folder with its checkpoint, run by `transformers`.
 
     check: text in the source language; default: random tokens.  samples: more lines that the tokenizers must treat
-    alike.  codec: returns theirs.
+    alike.  codec: makes the tokenizer of the checkpoint.
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)

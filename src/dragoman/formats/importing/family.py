@@ -92,7 +92,7 @@ class ImportedVocabulary:
 
 
 def our_ids(order: Sequence[int]) -> dict[int, int]:
-    """Return id in the checkpoint -> ours; BOS only for a token that no other of ours is.  order: the inverse."""
+    """Return a table of ids: checkpoint -> ours.  order: its inverse.  An id that BOS shares is the other token's."""
     return {order[BOS]: BOS} | {theirs: ours for ours, theirs in enumerate(order) if ours != BOS}
 
 

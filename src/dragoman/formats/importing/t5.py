@@ -58,7 +58,7 @@ _SAMPLES = (
 )  # fmt: skip
 _START = "decoder_start_token_id"
 _BYTES, _BYTES_START, _UNKNOWN = 256, 3, 2
-"""Number of bytes, id of byte 0 in ByT5, and of `<unk>` in T5 and ByT5."""
+"""Number of bytes, id of byte 0 in ByT5, and of `<unk>` in the classes of tokenizers."""
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
@@ -130,8 +130,8 @@ def _special(size: int, values: Mapping[str, Any], unknown: Any) -> tuple[int, .
     padding, start, end = (values[key] for key in ("pad_token_id", _START, "eos_token_id"))
     ids = [unknown, padding, end]
     if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or len(set(ids)) < len(ids):
-        what = f"the ids of <unk>, padding and end, {ids}, are not different ids below {size}"
-        raise ProblemList([f"{what}, or {_START} = {start} is not below it"])
+        given = f"the ids of <unk>, padding and end are {ids}, {_START} = {start!r}"
+        raise ProblemList([f"{given}; accepted: three different ids and a start, below vocab_size = {size}"])
     return -1 if start == padding else padding, unknown, start, end
 
 
@@ -199,7 +199,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
 def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     # Of tokenizer.json, the names of sentinels in a text are text.
     has_model = TOKENIZER_JSON not in plan.vocabulary.tokenizer.files()
-    if has_model and plan.vocabulary.target[UNK] != _UNKNOWN:  # whatever the model says, their class has this one
+    if has_model and plan.vocabulary.target[UNK] != _UNKNOWN:  # T5Tokenizer ignores the <unk> of spiece.model
         codec = partial(SentencepieceReference, file="spiece.model")
         return compare_translators(checkpoint, folder, plan, check, codec=codec)
     return compare_translators(checkpoint, folder, plan, check, _SAMPLES if has_model else ())

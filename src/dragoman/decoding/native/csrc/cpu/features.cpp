@@ -42,7 +42,7 @@ DRAGOMAN_EXPORT int dragoman_cpu_supports(const char* build) {
 
 #else
 
-// Not __builtin_cpu_supports: where the runtime library of the compiler lacks its table, as zig's, it is always false.
+// By cpuid: __builtin_cpu_supports is always false if the runtime library lacks its table, as that of zig does.
 DRAGOMAN_EXPORT int dragoman_cpu_supports(const char* build) {
   const bool avx512 = std::strcmp(build, "avx512") == 0;
   if (!avx512 && std::strcmp(build, "avx2") != 0) return 0;

@@ -193,8 +193,8 @@ def statement_lines(path: str, line: int) -> range | None:
 
 @dataclass(frozen=True)
 class Test:
-    """A test as it was recorded.  fixtures: the coverage contexts of its fixtures of a wider scope.  spawns: it starts
-    other processes, in which a mutant would not be."""
+    """A test as it was recorded.  seconds: of the processor.  fixtures: the coverage contexts of its fixtures of a
+    wider scope.  spawns: it starts other processes, in which a mutant would not be."""
 
     seconds: float
     passed: bool
@@ -249,12 +249,12 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         self.measured.switch_context(item.nodeid)
-        self.spawned, start = False, time.perf_counter()
+        self.spawned, start = False, time.process_time()
         wide = [name for name, fs in item._fixtureinfo.name2fixturedefs.items() if fs[-1].scope != "function"]
         own = self.tests[item.nodeid] = {"passed": True, "fixtures": [f"{item.location[0]}::{n}" for n in wide]}
         found = yield
         self.measured.switch_context("")
-        own |= {"seconds": time.perf_counter() - start, "spawns": self.spawned}
+        own |= {"seconds": time.process_time() - start, "spawns": self.spawned}
         return found
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -349,7 +349,7 @@ def run_tests(limits: dict[str, float], mutant: Mutated | None) -> dict[str, str
     return {"outcome": outcome, "killer": killer, "reason": chosen.reason}
 
 
-def record(file: str, folder: Path) -> None:
+def record(file: str, folder: Path, tier: str) -> None:
     """In a fork: run a file of tests, and write down what each test runs."""
     prepare()
     base = folder / file.replace("/", "-").removesuffix(".py")
@@ -357,7 +357,7 @@ def record(file: str, folder: Path) -> None:
     measured.erase()
     recorder = Recorder(measured)
     measured.start()
-    pytest.main([file, *QUIET], plugins=[recorder])
+    pytest.main([file, *QUIET, "-m", tier], plugins=[recorder])
     measured.stop()
     measured.save()
     Path(f"{base}.json").write_text(json.dumps(recorder.tests))

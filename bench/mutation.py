@@ -130,7 +130,7 @@ def record_all(args: argparse.Namespace, workers: Workers) -> None:
                 good = (folder / f"{name}.json").exists()
                 print(f"{file}: {f'{time.monotonic() - start:.0f} s' if good else 'FAILED'}", flush=True)
 
-            workers.start(lambda file=file: record(file, folder), 1200, done)  # type: ignore[misc]
+            workers.start(lambda file=file: record(file, folder, args.tier), 1200, done)  # type: ignore[misc]
     workers.finish()
     known = Coverage(folder)
     unused = [node for node, test in known.tests.items() if not test.usable]
@@ -247,13 +247,12 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     part = commands.add_parser("record", help="run the tests once, and write down which lines each runs")
     part.add_argument("tests", nargs="*", help="files to record anew (default: all that were not recorded)")
+    part.add_argument("-m", dest="tier", default="not slow", help="markers of the tests (default: of both tiers)")
     part = commands.add_parser("run", help="draw mutants and run their tests")
     part.add_argument("packages", nargs="+", choices=PACKAGES)
     part.add_argument("--sample", type=int, default=60, help="mutants of each package")
     part.add_argument("--seed", type=int, default=1)
-    part.add_argument(
-        "--stages", type=int, default=len(STAGES), help="how many stages of tests; survivors resume at the next"
-    )
+    part.add_argument("--stages", type=int, default=len(STAGES), help="stages of tests; survivors resume at the next")
     part.add_argument("--control", action="store_true", help="run the tests on unchanged source: all must survive")
     commands.add_parser("report", help="print scores and survivors")
     args = parser.parse_args()

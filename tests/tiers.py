@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         exempt, listed = witnesses.selecting(item.nodeid), thorough.selecting(item.nodeid)
         used.update(exempt, listed)
         is_marked = item.get_closest_marker("thorough") is not None
-        tier = "witness" if exempt else "thorough" if listed or is_marked else "default"
+        tier = "thorough" if is_marked else "witness" if exempt else "thorough" if listed else "default"
         if (name := item.nodeid.partition("[")[0]) in sampled and tier == "default":
             used.add(name)
             numbers[name] += 1

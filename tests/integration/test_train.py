@@ -189,8 +189,7 @@ def test_a_budget_of_seconds_ends_in_time_and_the_rate_at_zero(
     clock = itertools.count(0.0, 0.1)  # which the trainer reads in every step
     monkeypatch.setattr(trainer, "time", Mock(monotonic=lambda: next(clock)))
     config = small_config(data, "train.budget=4 s", "train.validate_every=1 s", "train.log_every=1")
-    result = train(config, tmp_path / "run")
-    assert 4 <= result.progress.seconds < 4.5
+    assert 4 <= train(config, tmp_path / "run").progress.seconds < 4.5
     rates = [row["learning_rate"] for row in read_log(tmp_path / "run") if "loss" in row]
     assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.0005
 

@@ -15,7 +15,7 @@ pytest_plugins = ["pytester"]
 CASES = """
 import pytest
 
-@pytest.mark.parametrize("n", range(40))
+@pytest.mark.parametrize("n", [*range(40), pytest.param("marked", marks=pytest.mark.thorough)])
 def test_cheap(n): pass
 
 @pytest.mark.parametrize("kind", ["a b", "a [c]"])
@@ -50,7 +50,8 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makepyfile(test_a=CASES, conftest="from tiers import *")
     pytester.makeini("[pytest]\naddopts = -m 'not thorough'\nmarkers = thorough")
-    listed = "[thorough]\n'test_a.py::test_listed[*]' = 2.0\n'test_a.py::test_gone' = 1.0\n[witnesses]\n"
+    listed = "[thorough]\n'test_a.py::test_listed[*]' = 2.0\n'test_a.py::test_gone' = 1.0\n"
+    listed += "[witnesses]\n'test_a.py::test_cheap[m*]' = ''\n"
     pytester.makefile(".toml", tiers=listed + "[sampled]\n'test_a.py::test_cheap' = 4\n")
     return pytester
 
@@ -75,7 +76,7 @@ def lower_limits(folder: pytest.Pytester) -> Iterator[None]:
 def test_a_case_of_the_default_tier_that_costs_too_much_fails(folder: pytest.Pytester) -> None:
     with lower_limits(folder):
         done = folder.runpytest_inprocess()
-    done.assert_outcomes(passed=10, failed=1, deselected=32)
+    done.assert_outcomes(passed=10, failed=1, deselected=33)
     done.stdout.fnmatch_lines(["used * CPU seconds; accepted in the default tier: 0.1.*", "'test_a.py::test_busy' = *"])
 
 
@@ -83,8 +84,8 @@ def test_parts_of_the_thorough_tier(folder: pytest.Pytester) -> None:
     with lower_limits(folder):
         whole = folder.runpytest_inprocess("-m", "thorough")
         parts = [folder.runpytest_inprocess("-m", "thorough", f"--thorough-part={k}/2") for k in range(2)]
-    whole.assert_outcomes(passed=32, deselected=11)
-    assert sum(part.parseoutcomes().get("passed", 0) for part in parts) == 32
+    whole.assert_outcomes(passed=33, deselected=11)
+    assert sum(part.parseoutcomes().get("passed", 0) for part in parts) == 33
 
 
 def test_problems_of_a_junit_file(folder: pytest.Pytester) -> None:

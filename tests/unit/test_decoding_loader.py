@@ -74,19 +74,12 @@ def test_longer_training_texts_give_more_positions(model: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"package_version": "0.0.1"},
-        {"version": 1},
-        {"precision": "float32"},
-        {"target_size": 55},
-        {"shared": False},
-        {"positions": 1023},
-        {"weights": "0" * 64},
-        {"model": {}},
-        {"sha256": "0" * 64},
+        {"package_version": "0.0.1"}, {"version": 1}, {"precision": "float32"}, {"target_size": 55},
+        {"shared": False}, {"positions": 1023}, {"weights": "0" * 64}, {"model": {}}, {"sha256": "0" * 64},
         {"sha256": None},
     ],
     ids=lambda changes: next(iter(changes)),
-)
+)  # fmt: skip
 def test_a_record_that_differs_in_anything_packs_again(changes: dict[str, Any], model: Path) -> None:
     right = scores(model, quantize="int8")
     record = model / "packed" / "int8.json"

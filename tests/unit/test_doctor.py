@@ -71,22 +71,15 @@ def test_a_healthy_corpus_has_no_findings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("planted", "kind", "severity"),
     [
-        ("\u2028", "line or paragraph separator", "warning"),
-        ("\u0085", "line or paragraph separator", "warning"),
-        ("\x07", "control character", "warning"),
-        ("\ufffd", "replacement character", "warning"),
-        ("\ufeff", "byte order mark inside", "warning"),
-        ("\u00a0", "no-break space", "info"),
-        ("\u200b", "zero-width space", "info"),
-        ("\u200d", "zero-width joiner or non-joiner", "info"),
-        ("\u2068", "direction mark", "info"),
-        ("\u00ad", "invisible character", "info"),
-        ("<b>x</b>", "markup", "warning"),
-        ("l&apos;x", "HTML entities", "warning"),
-        ("GrÃ¶ÃŸe", "damaged characters", "warning"),
-        ("!!!!!!!!!!", "repeated characters", "warning"),
+        ("\u2028", "line or paragraph separator", "warning"), ("\u0085", "line or paragraph separator", "warning"),
+        ("\x07", "control character", "warning"), ("\ufffd", "replacement character", "warning"),
+        ("\ufeff", "byte order mark inside", "warning"), ("\u00a0", "no-break space", "info"),
+        ("\u200b", "zero-width space", "info"), ("\u200d", "zero-width joiner or non-joiner", "info"),
+        ("\u2068", "direction mark", "info"), ("\u00ad", "invisible character", "info"),
+        ("<b>x</b>", "markup", "warning"), ("l&apos;x", "HTML entities", "warning"),
+        ("GrÃ¶ÃŸe", "damaged characters", "warning"), ("!!!!!!!!!!", "repeated characters", "warning"),
     ],
-)
+)  # fmt: skip
 def test_encoding_traps_are_found_with_their_lines(tmp_path: Path, planted: str, kind: str, severity: str) -> None:
     target = list(GERMAN)
     for line in (2, 3, 5, 7, 8, 9):

@@ -439,21 +439,13 @@ def test_quotation_marks_inside_cells_do_not_hide_the_delimiter() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "is_header"),
     [
-        ("id,text", "a b,c d", True),
-        ("Full Name,user_ name (a)", "a b,c d", True),
-        ("en,de", "one,eins", True),
-        ("Product,Price (EUR)", "shoe,1.50", True),
-        ("Source,Target,", "a b,c d,", True),
-        ("dog,house", "cat,tree", False),
-        ("Text", "I am here.", True),
-        ("Description,Word", "a long text,b", True),
-        ("address,Adresse", "house,Haus", False),
-        ("title,Schluessel", "house,Haus", False),
-        ("I am here.,note", "a b,c d", False),
-        ("id,id", "a b,c d", False),
-        ("12,text", "13,a b", False),
+        ("id,text", "a b,c d", True), ("Full Name,user_ name (a)", "a b,c d", True), ("en,de", "one,eins", True),
+        ("Product,Price (EUR)", "shoe,1.50", True), ("Source,Target,", "a b,c d,", True),
+        ("dog,house", "cat,tree", False), ("Text", "I am here.", True), ("Description,Word", "a long text,b", True),
+        ("address,Adresse", "house,Haus", False), ("title,Schluessel", "house,Haus", False),
+        ("I am here.,note", "a b,c d", False), ("id,id", "a b,c d", False), ("12,text", "13,a b", False),
     ],
-)
+)  # fmt: skip
 def test_headers_are_recognized_and_said(first: str, second: str, is_header: bool) -> None:
     for delimiter, format in ((",", "csv"), ("\t", "tsv")):
         head, body = (f"{row.replace(',', delimiter)}\n" for row in (first, second))

@@ -338,20 +338,13 @@ def end_of(header: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "places",
     [
-        {"a": ("F32", [1], [0, 4]), "b": ("F32", [1], [0, 4])},
-        {"a": ("F32", [1], [4, 8])},
-        {"a": ("F32", [-1, -1], [0, 4])},
-        {"a": ("F32", [True], [0, 4])},
-        {"a": ("F32", [1.0], [0, 4])},
-        {"a": ("F32", 1, [0, 4])},
-        {"a": ("F32", [1], [0, 2, 4])},
-        {"a": ("F32", [1], ["0", 4])},
-        {"a": ([], [1], [0, 4])},
-        {"a": ("F32", [0, 1 << 70], [0, 0])},
-        {"a": ("F32", [1], [4, 0])},
+        {"a": ("F32", [1], [0, 4]), "b": ("F32", [1], [0, 4])}, {"a": ("F32", [1], [4, 8])},
+        {"a": ("F32", [-1, -1], [0, 4])}, {"a": ("F32", [True], [0, 4])}, {"a": ("F32", [1.0], [0, 4])},
+        {"a": ("F32", 1, [0, 4])}, {"a": ("F32", [1], [0, 2, 4])}, {"a": ("F32", [1], ["0", 4])},
+        {"a": ([], [1], [0, 4])}, {"a": ("F32", [0, 1 << 70], [0, 0])}, {"a": ("F32", [1], [4, 0])},
     ],
     ids=json.dumps,
-)
+)  # fmt: skip
 def test_impossible_offsets(tmp_path: Path, places: dict[str, Any]) -> None:
     header = {name: dict(zip(("dtype", "shape", "data_offsets"), about, strict=True)) for name, about in places.items()}
     last = max((about[2][1] for about in places.values()), default=0)

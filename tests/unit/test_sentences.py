@@ -170,20 +170,16 @@ def test_chinese_sentences_are_packed_whole_and_keep_their_closing_marks() -> No
     ("sources", "targets", "joined"),
     [
         (["One. ", "Two."], ["Eins.", "Zwei."], "Eins. Zwei."),
-        (["One.", " Two."], ["Eins.", "Zwei."], "Eins. Zwei."),
-        (["One. ", "Two."], ["一。", "二。"], "一。二。"),
-        (["一。", "二。"], ["One.", "Two."], "One. Two."),
-        (["一。", "二。"], ["いち。", "に。"], "いち。に。"),
+        (["One.", " Two."], ["Eins.", "Zwei."], "Eins. Zwei."), (["One. ", "Two."], ["一。", "二。"], "一。二。"),
+        (["一。", "二。"], ["One.", "Two."], "One. Two."), (["一。", "二。"], ["いち。", "に。"], "いち。に。"),
         (['"Go." ', '"No."'], ["“走。”", "“不。”"], "“走。”“不。”"),
         (["“走。”", "“不。”"], ['"Go."', '"No."'], '"Go." "No."'),
         (['"One." ', "Two."], ["“一。”", "two."], "“一。”two."),
-        (["One. ", '"Two."'], ["One.", "“二。”"], "One.“二。”"),
-        (["One. ", "Two."], ["一。", "𡡡。"], "一。𡡡。"),
+        (["One. ", '"Two."'], ["One.", "“二。”"], "One.“二。”"), (["One. ", "Two."], ["一。", "𡡡。"], "一。𡡡。"),
         (["twoth", "ree"], ["zweid", "rei"], "zweidrei"),
-        (["One. ", "!!! ", "Two."], ["Eins.", "", "Zwei."], "Eins. Zwei."),
-        ([], [], ""),
+        (["One. ", "!!! ", "Two."], ["Eins.", "", "Zwei."], "Eins. Zwei."), ([], [], ""),
     ],
-)
+)  # fmt: skip
 def test_parts_are_joined_with_a_space_if_the_target_uses_spaces(
     sources: list[str], targets: list[str], joined: str
 ) -> None:

@@ -288,15 +288,8 @@ def test_the_model_does_not_see_the_whitespace_between_sentences() -> None:
 def test_lines_and_sentences_without_words_are_copied() -> None:
     translator = copying_translator(says="▁six", max_extra=0)
     wordless = [
-        "1\t2",
-        " }",
-        "12",
-        "25,50",
-        "15.06.2024",
-        "https://www.example.org/a?b=1",
-        "- 25,50",
-        "a@example.org, 5",
-    ]
+        "1\t2", " }", "12", "25,50", "15.06.2024", "https://www.example.org/a?b=1", "- 25,50", "a@example.org, 5",
+    ]  # fmt: skip
     line = translator.translate(["one\t3.50\t(12)\t***\thttps://example.org/\ttwo", *wordless], split=True)
 
     assert line[0].text.split("\t")[1:5] == ["3.50", "(12)", "***", "https://example.org/"]

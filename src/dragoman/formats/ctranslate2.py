@@ -63,15 +63,10 @@ def unsupported_model(config: ModelConfig) -> list[str]:
     """Return the reasons why CTranslate2 cannot run a model of this configuration; [] if it can."""
     if not isinstance(config, TransformerConfig | DecoderOnlyConfig):
         return [f"architecture = {config.architecture!r}; CTranslate2 supports {', '.join(_POSITIONS)}"]
-    reasons = accepted_settings(
-        PROGRAM,
-        {
-            "position.kind": (config.position.kind, _POSITIONS[config.architecture]),
-            "norm.kind": (config.norm.kind, ("layer", "rms")),
-            "attention.kind": (config.attention.kind, ("softmax",)),
-            "decoder_self": (getattr(config, "decoder_self", "attention"), ("attention",)),
-        },
-    )
+    reasons = accepted_settings(PROGRAM, config, {
+        "position.kind": _POSITIONS[config.architecture], "norm.kind": ("layer", "rms"), "attention.kind": "softmax",
+        "decoder_self": "attention",
+    })  # fmt: skip
     if isinstance(config.position, RotaryPosition) and config.position.scaling.kind != "none":
         reasons.append(f"position.scaling.kind = {config.position.scaling.kind!r}; the export supports none")
     if config.key_size != config.d_head:

@@ -73,15 +73,10 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     if not _marian_reasons(model):
         return tokenizer_reasons(_MARIAN, tokenizer)
     positions = ("none", "sinusoidal", "learned", "rotary", "t5", "alibi")
-    reasons = accepted_settings(
-        _CUSTOM,
-        {
-            "norm.kind": (model.norm.kind, ("layer", "rms")),
-            "position.kind": (model.position.kind, positions),
-            "attention.kind": (model.attention.kind, ("softmax",)),
-            "decoder_self": (model.decoder_self, ("attention",)),
-        },
-    )
+    reasons = accepted_settings(_CUSTOM, model, {
+        "norm.kind": ("layer", "rms"), "position.kind": positions, "attention.kind": "softmax",
+        "decoder_self": "attention",
+    })  # fmt: skip
     if tokenizer.lists is not None and tokenizer.lists.sentinels:
         reasons.append("tokenizer with the sentinels of T5; MarianTokenizer, which is exported, has none")
     return reasons + tokenizer_reasons(_CUSTOM, tokenizer)
@@ -89,25 +84,13 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
 
 def _marian_reasons(model: TransformerConfig) -> list[str]:
     """Return the settings that MarianMT does not have."""
-    reasons = accepted_settings(
-        _MARIAN,
-        {
-            "order": (model.order, ("post",)),
-            "norm.kind": (model.norm.kind, ("layer",)),
-            "norm.eps": (model.norm.eps, (1e-5,)),
-            "position.kind": (model.position.kind, ("sinusoidal",)),
-            "position.full_range": (getattr(model.position, "full_range", False), (False,)),
-            "normalize_embeddings": (model.normalize_embeddings, (False,)),
-            "tie": (model.tie, ("all", "target", "none")),
-            "attention.kind": (model.attention.kind, ("softmax",)),
-            "decoder_self": (model.decoder_self, ("attention",)),
-            "gated": (model.gated, (False,)),
-            "bias": (model.bias, (True,)),
-            "n_kv_heads": (model.n_kv_heads or model.n_heads, (model.n_heads,)),
-            "d_key": (model.key_size, (model.d_model // model.n_heads,)),
-            "d_value": (model.d_head, (model.d_model // model.n_heads,)),
-        },
-    )
+    size = model.d_model // model.n_heads
+    reasons = accepted_settings(_MARIAN, model, {
+        "order": "post", "norm.kind": "layer", "norm.eps": 1e-5, "position.kind": "sinusoidal",
+        "position.full_range": False, "normalize_embeddings": False, "tie": ("all", "target", "none"),
+        "attention.kind": "softmax", "decoder_self": "attention", "gated": False, "bias": True,
+        "n_kv_heads": model.n_heads, "d_key": size, "d_value": size,
+    })  # fmt: skip
     if model.d_model % 2:
         reasons.append(f"d_model = {model.d_model}; {_MARIAN} supports even numbers")
     return reasons

@@ -34,30 +34,14 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     assert isinstance(model, DecoderOnlyConfig)
     is_llama = isinstance(model.position, RotaryPosition)
     name = "Llama of transformers" if is_llama else "GPT-2 of transformers"
-    heads = model.n_heads
-    particular = {
-        "norm.kind": (model.norm.kind, ("rms",)),
-        "gated": (model.gated, (True,)),
-        "position.fraction": (getattr(model.position, "fraction", 1.0), (1.0,)),
-    } if is_llama else {
-        "norm.kind": (model.norm.kind, ("layer",)),
-        "position.kind": (model.position.kind, ("learned", "rotary")),
-        "gated": (model.gated, (False,)),
-        "bias": (model.bias, (True,)),
-        "n_kv_heads": (model.n_kv_heads or heads, (heads,)),
-        "d_value": (model.d_head, (model.d_model // heads,)),
+    particular = {"norm.kind": "rms", "gated": True, "position.fraction": 1.0} if is_llama else {
+        "norm.kind": "layer", "position.kind": ("learned", "rotary"), "gated": False, "bias": True,
+        "n_kv_heads": model.n_heads, "d_value": model.d_model // model.n_heads,
     }  # fmt: skip
-    reasons = accepted_settings(
-        name,
-        {
-            "order": (model.order, ("pre",)),
-            "normalize_embeddings": (model.normalize_embeddings, (False,)),
-            "scale_embeddings": (model.scale_embeddings, (False,)),
-            "attention.kind": (model.attention.kind, ("softmax",)),
-            "d_key": (model.key_size, (model.d_head,)),
-            **particular,
-        },
-    )
+    reasons = accepted_settings(name, model, {
+        "order": "pre", "normalize_embeddings": False, "scale_embeddings": False, "attention.kind": "softmax",
+        "d_key": model.d_head, **particular,
+    })  # fmt: skip
     if TOKENIZER_JSON not in tokenizer.files():
         reasons.append(f"tokenizer with {', '.join(sorted(tokenizer.files()))}; {name} supports {TOKENIZER_JSON}")
     return reasons

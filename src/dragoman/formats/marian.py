@@ -62,24 +62,12 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     if not isinstance(model, TransformerConfig):
         return [f"architecture = {model.architecture!r}; {PROGRAM} supports transformer"]
     size = model.d_model // model.n_heads
-    reasons = accepted_settings(
-        PROGRAM,
-        {
-            "norm.kind": (model.norm.kind, ("layer",)),
-            "norm.eps": (model.norm.eps, (NORM_EPS,)),
-            "position.kind": (model.position.kind, ("sinusoidal",)),
-            "position.full_range": (getattr(model.position, "full_range", True), (True,)),
-            "normalize_embeddings": (model.normalize_embeddings, (False,)),
-            "scale_embeddings": (model.scale_embeddings, (True,)),
-            "attention.kind": (model.attention.kind, ("softmax",)),
-            "activation": (model.activation, tuple(ACTIVATIONS.values())),
-            "gated": (model.gated, (False,)),
-            "bias": (model.bias, (True,)),
-            "n_kv_heads": (model.n_kv_heads or model.n_heads, (model.n_heads,)),
-            "d_key": (model.key_size, (size,)),
-            "d_value": (model.d_head, (size,)),
-        },
-    )
+    reasons = accepted_settings(PROGRAM, model, {
+        "norm.kind": "layer", "norm.eps": NORM_EPS, "position.kind": "sinusoidal", "position.full_range": True,
+        "normalize_embeddings": False, "scale_embeddings": True, "attention.kind": "softmax",
+        "activation": tuple(ACTIVATIONS.values()), "gated": False, "bias": True, "n_kv_heads": model.n_heads,
+        "d_key": size, "d_value": size,
+    })  # fmt: skip
     if model.order == "pre" and model.decoder_self == "attention":
         reasons.append(
             'order = "pre" with decoder_self = "attention": when it decodes, Marian 1.12 normalizes only the queries '

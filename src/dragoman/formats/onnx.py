@@ -61,7 +61,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     model = config.model
     if not isinstance(model, TransformerConfig):
         return [f"architecture = {model.architecture!r}; {PROGRAM} supports transformer"]
-    reasons = accepted_settings(PROGRAM, {"position.kind": (model.position.kind, _POSITIONS)})
+    reasons = accepted_settings(PROGRAM, model, {"position.kind": _POSITIONS})
     return reasons + tokenizer_reasons(PROGRAM, tokenizer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ from dragoman.tokenizers import BOS, Tokenizer
 from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END
 
 _SENTENCEPIECE = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
+_KEYS = {"d_key": "key_size", "d_value": "d_head"}
+"""Settings with a default that follows from others -> the property that has it."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,18 @@ class Format(Protocol):
         """Return the README of the folder: a script that uses the model without Dragoman."""
 
 
-def accepted_settings(program: str, settings: Mapping[str, tuple[object, tuple[object, ...]]]) -> list[str]:
-    """Return a reason for each setting whose value is not accepted.  settings: key -> value, accepted values."""
-    return [
-        f"{key} = {value!r}; {program} supports {', '.join(map(str, accepted))}"
-        for key, (value, accepted) in settings.items()
-        if value not in accepted
-    ]
+def accepted_settings(program: str, model: object, accepted: Mapping[str, object]) -> list[str]:
+    """Return a reason for each setting of a model whose value is not accepted; one that it lacks is.
+
+    accepted: key -> value, or a tuple of them.
+    """
+    reasons = []
+    for key, given in accepted.items():
+        values = given if isinstance(given, tuple) else (given,)
+        value = reduce(lambda part, name: getattr(part, name, None), _KEYS.get(key, key).split("."), model)
+        if value not in (None, *values):
+            reasons.append(f"{key} = {value!r}; {program} supports {', '.join(map(str, values))}")
+    return reasons
 
 
 def tokenizer_reasons(program: str, tokenizer: Tokenizer, source_ends: Sequence[bool] = (True,)) -> list[str]:

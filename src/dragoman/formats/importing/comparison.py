@@ -402,21 +402,22 @@ def compare_with_definition(
     return Comparison(parity, compare_tokenizers(tokenizer, theirs, lines))
 
 
-def compare_toolkit(
-    toolkit: str,
-    model: NumpyTransformer,
-    lists: Sequence[TokenList],
-    compared: tuple[Checkpoint, Path, Plan, CheckText | None],
-) -> Comparison:
-    """Compare a model folder with the definition of its toolkit, and with its sentencepiece models.
+def toolkit_comparison(
+    toolkit: str, definition: Callable[[Any], NumpyTransformer], token_lists: Callable[[Any], Sequence[TokenList]]
+) -> Callable[[Any, Path, Plan, CheckText | None], Comparison]:
+    """Return `Family.compare` of a toolkit: with its definition, and with its sentencepiece models.
 
-    lists: of source and target.  compared: arguments of `Family.compare`.
+    definition, token_lists: those of a checkpoint; the lists of source and target.
     """
-    checkpoint, folder, plan, check = compared
-    reference = ListedReference(piece_models(checkpoint, lists), lists, plan.vocabulary)
-    ids = plan.vocabulary.source, plan.vocabulary.target
-    runtime = SearchedModel(model, f"{toolkit}'s definition in NumPy, float32", ids, model.sizes.end)
-    return compare_with_definition(runtime, reference, folder, plan, check)
+
+    def compare(checkpoint: Any, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
+        lists, model = token_lists(checkpoint), definition(checkpoint)
+        reference = ListedReference(piece_models(checkpoint, lists), lists, plan.vocabulary)
+        ids = plan.vocabulary.source, plan.vocabulary.target
+        runtime = SearchedModel(model, f"{toolkit}'s definition in NumPy, float32", ids, model.sizes.end)
+        return compare_with_definition(runtime, reference, folder, plan, check)
+
+    return compare
 
 
 def lines_of(check: CheckText | None) -> list[str]:

@@ -11,27 +11,23 @@ Differences from our Transformer, and where each is resolved:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dragoman.formats.importing.comparison import compare_toolkit
+from dragoman.formats.importing.comparison import toolkit_comparison
 from dragoman.formats.importing.encoder_decoder import search_section
 from dragoman.formats.importing.family import (
     OFF,
-    Comparison,
     ImportedVocabulary,
     Plan,
     accepted_values,
     part,
     unequal_problems,
 )
-from dragoman.formats.importing.listed_vocabulary import toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer
 from dragoman.formats.importing.opennmt import (
-    SHARED,
     definition_sizes,
     opennmt_names,
     plan_of,
@@ -40,8 +36,8 @@ from dragoman.formats.importing.opennmt import (
     tie_of,
     token_lists,
 )
+from dragoman.formats.importing.opennmt import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.toolkit_files import EoleCheckpoint
-from dragoman.formats.parity import CheckText
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_tanh", "silu": "silu"}
 _DEFAULTS: dict[str, Any] = {"heads": 8, "transformer_ff": 2048, "norm_eps": 1e-5, "mlp_activation_fn": "relu"}
@@ -53,14 +49,9 @@ _MODEL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Setting of the model -> accepted values; an absent setting has an accepted default."""
 _STACK: dict[str, tuple[Any, ...]] = {
-    "encoder_type": ("transformer",),
-    "decoder_type": ("transformer",),
-    "encoder_layer_style": ("standard",),
-    "final_encoder_layer_norm": (True,),
-    "layer_norm": ("standard", "standardFP32"),
-    "LM_type": ("causal",),
-    "mlp_activation_fn": tuple(_ACTIVATIONS),
-    "position_encoding_type": _SINUSOIDS,
+    "encoder_type": ("transformer",), "decoder_type": ("transformer",), "encoder_layer_style": ("standard",),
+    "final_encoder_layer_norm": (True,), "layer_norm": ("standard", "standardFP32"), "LM_type": ("causal",),
+    "mlp_activation_fn": tuple(_ACTIVATIONS), "position_encoding_type": _SINUSOIDS,
     **dict.fromkeys(
         (
             "aan_useffn", "add_key_bias", "attn_scaling", "ffn_layernorm", "head_dim", "heads_kv", "key_norm",
@@ -108,11 +99,6 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     return problems + text_problems(text)
 
 
-def read_vocabulary(checkpoint: EoleCheckpoint) -> ImportedVocabulary:
-    tied = SHARED if part(checkpoint.settings, "model").get("share_embeddings") else ""
-    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied)
-
-
 def plan(checkpoint: EoleCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings, model = checkpoint.settings, part(checkpoint.settings, "model")
     encoder, decoder = (_stack(settings, stack) for stack in STACKS)
@@ -140,11 +126,6 @@ def _names() -> TransformerNames:
     return opennmt_names(embeddings, layers, dict.fromkeys(STACKS, parts))
 
 
-def compare(checkpoint: EoleCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    lists, compared = token_lists(checkpoint.vocabulary), (checkpoint, folder, plan, check)
-    return compare_toolkit("eole", definition(checkpoint), lists, compared)
-
-
 def definition(checkpoint: EoleCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
     encoder, decoder = (_stack(checkpoint.settings, stack) for stack in STACKS)
     tensors = {name: tensor.float().numpy() for name, tensor in checkpoint.tensors.items()}
@@ -153,6 +134,9 @@ def definition(checkpoint: EoleCheckpoint, dtype: type[np.floating[Any]] = np.fl
         tensors.setdefault(name, tensors[tied])
     sizes = definition_sizes(
         encoder, (encoder["layers"], decoder["layers"]), encoder["hidden_size"],
-        _ACTIVATIONS[encoder["mlp_activation_fn"]], token_lists(checkpoint.vocabulary)[1],
+        _ACTIVATIONS[encoder["mlp_activation_fn"]], token_lists(checkpoint)[1],
     )  # fmt: skip
     return NumpyTransformer(_names(), sizes, tensors, dtype)
+
+
+compare = toolkit_comparison("eole", definition, token_lists)

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from dragoman.errors import UsageError
 from dragoman.formats.importing.bart import fairseq_sinusoids
-from dragoman.formats.importing.comparison import compare_toolkit
+from dragoman.formats.importing.comparison import toolkit_comparison
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, stack_parts, text_sections
 from dragoman.formats.importing.family import (
     NEVER,
     OFF,
-    Comparison,
     ImportedVocabulary,
     Plan,
     ProblemList,
@@ -38,7 +37,6 @@ from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_voca
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, halved_sinusoids
 from dragoman.formats.importing.toolkit_files import FairseqCheckpoint
-from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS
 
 _ACTIVATIONS = {
@@ -203,12 +201,6 @@ def _names(settings: Mapping[str, Any]) -> TransformerNames:
     return TransformerNames(stack_parts(), others)
 
 
-def compare(checkpoint: FairseqCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    return compare_toolkit(
-        "fairseq", definition(checkpoint), token_lists(checkpoint), (checkpoint, folder, plan, check)
-    )
-
-
 def definition(checkpoint: FairseqCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
     settings = checkpoint.settings
     tensors = {name: tensor.numpy() for name, tensor in checkpoint.tensors.items()}
@@ -228,3 +220,6 @@ def definition(checkpoint: FairseqCheckpoint, dtype: type[np.floating[Any]] = np
         positions=positions, output_bias="decoder.output_projection.bias",
     )  # fmt: skip
     return NumpyTransformer(_names(settings), sizes, tensors, dtype)
+
+
+compare = toolkit_comparison("fairseq", definition, token_lists)

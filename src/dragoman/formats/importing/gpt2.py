@@ -51,13 +51,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     }  # fmt: skip
     config = checkpoint.config(document(vocabulary, positions, model))
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
-        table=name_table(settings["n_layer"], tied=model["tie"] == "all"),
-        orders=vocabulary_orders(vocabulary),
-        unused=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
+        config=config, vocabulary=vocabulary, table=name_table(settings["n_layer"], tied=model["tie"] == "all"),
+        orders=vocabulary_orders(vocabulary), unused=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
         positions=positions,
-    )
+    )  # fmt: skip
 
 
 _NAMING = Naming(

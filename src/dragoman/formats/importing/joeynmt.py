@@ -10,15 +10,13 @@ Differences from our Transformer, and where each is resolved:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dragoman.formats.importing.comparison import compare_toolkit
+from dragoman.formats.importing.comparison import toolkit_comparison
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
 from dragoman.formats.importing.family import (
-    Comparison,
     ImportedVocabulary,
     Plan,
     ProblemList,
@@ -32,7 +30,6 @@ from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_voca
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames, layer_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
-from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
@@ -165,11 +162,6 @@ def _names(is_pre: bool) -> TransformerNames:
     return TransformerNames(layers, others)
 
 
-def compare(checkpoint: JoeyCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    lists, compared = token_lists(checkpoint), (checkpoint, folder, plan, check)
-    return compare_toolkit("JoeyNMT", definition(checkpoint), lists, compared)
-
-
 def definition(checkpoint: JoeyCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
     encoder, decoder = (part(part(checkpoint.settings, "model"), stack) for stack in STACKS)
     special = token_lists(checkpoint)[1].special
@@ -182,3 +174,6 @@ def definition(checkpoint: JoeyCheckpoint, dtype: type[np.floating[Any]] = np.fl
     )  # fmt: skip
     tensors = {name: tensor.numpy() for name, tensor in checkpoint.tensors.items()}
     return NumpyTransformer(_names(sizes.is_pre), sizes, tensors, dtype)
+
+
+compare = toolkit_comparison("JoeyNMT", definition, token_lists)

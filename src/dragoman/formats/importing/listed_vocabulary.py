@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sentencepiece as spm
 
+from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_decoder import renamed
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList, collecting, reading_vocabulary
@@ -46,10 +47,7 @@ class TokenList:
 
 
 def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
-    """Return the sentencepiece models of source and target, of one for both the same path twice.
-
-    Raises ProblemList.
-    """
+    """Return the sentencepiece models of source and target, of one for both the same path twice.  Raises UsageError."""
     files = sorted(path for suffix in _SUFFIXES for path in folder.glob(f"*{suffix}") if path.is_file())
     suffixes = [tuple(f"{separator}{name}" for name in names for separator in "._-") for names in _SIDES]
     sides = [
@@ -61,12 +59,10 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
     if len(files) == 1 and not any(sides):
         return files[0], files[0]
     shown = ", ".join(path.name for path in files) or "none"
-    raise ProblemList(
-        [
-            f"{folder}: the sentencepiece model is not known (*.model, *.spm: {shown}); accepted: one file for both "
-            "sides, such as sentencepiece.model, or source.model and target.model; other tokenizers, such as "
-            "subword-nmt, are not supported"
-        ]
+    raise UsageError(
+        f"{folder}: the sentencepiece model is not known (*.model, *.spm: {shown}); accepted: one file for both sides, "
+        "such as sentencepiece.model, or source.model and target.model; other tokenizers, such as subword-nmt, are not "
+        "supported"
     )
 
 
@@ -113,18 +109,14 @@ def toolkit_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], tied:
 
 
 def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:
-    """Raise ProblemList if a sentencepiece model cannot be read, or belongs to another vocabulary."""
+    """Raise UsageError if a sentencepiece model cannot be read, or belongs to another vocabulary."""
     with reading_vocabulary(path.name):
         pieces = set(read_sentencepiece(content)[1])
     rest = [token for i, token in enumerate(listed.tokens) if i not in listed.special]
     known = sum(token in pieces for token in rest)
     if known < _LEAST_KNOWN * len(rest):
-        raise ProblemList(
-            [
-                f"{path.name}: only {known:,} of {len(rest):,} tokens of {listed.name} are its pieces; accepted: its "
-                "own model"
-            ]
-        )
+        accepted = "are its pieces; accepted: its own model"
+        raise UsageError(f"{path.name}: only {known:,} of {len(rest):,} tokens of {listed.name} {accepted}")
 
 
 def restricted(model: bytes, tokens: Sequence[str]) -> bytes:

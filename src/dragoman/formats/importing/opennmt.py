@@ -11,47 +11,38 @@ Differences from our Transformer, and where each is resolved:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dragoman.formats.importing.comparison import compare_toolkit
+from dragoman.formats.importing.comparison import toolkit_comparison
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
 from dragoman.formats.importing.family import (
     OFF,
-    Comparison,
     ImportedVocabulary,
     Plan,
     ProblemList,
     accepted_values,
     integer_problems,
     multiple_problems,
+    part,
     unequal_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, layer_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import EoleCheckpoint, OpenNMTCheckpoint
-from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 _EPS = 1e-6
 """Of checkpoints without `norm_eps`."""
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
-    "model_task": ("seq2seq",),
-    "model_type": ("text",),
-    "encoder_type": ("transformer",),
-    "decoder_type": ("transformer",),
-    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
-    "position_encoding": (True,),
-    "position_encoding_type": ("SinusoidalInterleaved", None),
-    "pos_ffn_activation_fn": tuple(_ACTIVATIONS),
-    "layer_norm": ("standard",),
-    "generator_function": ("softmax",),
-    "lora_layers": ([],),
-    "quant_layers": ([],),
+    "model_task": ("seq2seq",), "model_type": ("text",), "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",), "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "position_encoding": (True,), "position_encoding_type": ("SinusoidalInterleaved", None),
+    "pos_ffn_activation_fn": tuple(_ACTIVATIONS), "layer_norm": ("standard",), "generator_function": ("softmax",),
+    "lora_layers": ([],), "quant_layers": ([],),
     **dict.fromkeys(
         (
             "aan_useffn", "copy_attn", "lora_embedding", "max_relative_positions", "multiquery", "n_src_feats",
@@ -63,8 +54,6 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Setting -> accepted values; an absent setting has an accepted default."""
 _REQUIRED = ("encoder_type", "decoder_type", "position_encoding")
-SHARED = "share_embeddings = True, but the vocabularies of source and target differ"
-"""The problem that the two vocabularies differ although both sides share one embedding."""
 _SIDES = ("src", "tgt")
 _SPECIAL = {"pad_token": "<blank>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _TRANSFORMS = (
@@ -111,13 +100,15 @@ def tie_of(settings: Mapping[str, Any]) -> str:
     return "target" if settings.get("share_decoder_embeddings") else "none"
 
 
-def read_vocabulary(checkpoint: OpenNMTCheckpoint) -> ImportedVocabulary:
-    tied = SHARED if checkpoint.settings.get("share_embeddings") else ""
-    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied)
+def read_vocabulary(checkpoint: OpenNMTCheckpoint | EoleCheckpoint) -> ImportedVocabulary:
+    settings = part(checkpoint.settings, "model") if isinstance(checkpoint, EoleCheckpoint) else checkpoint.settings
+    tied = "share_embeddings = True, but the vocabularies of source and target differ"
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint), tied if settings.get("share_embeddings") else "")
 
 
-def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
-    """Return the lists "src" and "tgt" of a vocabulary.  Raises ProblemList."""
+def token_lists(checkpoint: OpenNMTCheckpoint | EoleCheckpoint) -> list[TokenList]:
+    """Return the lists "src" and "tgt" of the vocabulary.  Raises ProblemList."""
+    vocabulary = checkpoint.vocabulary
     special = vocabulary.get("specials")
     names = _SPECIAL | ({key: special[key] for key in _SPECIAL if key in special} if isinstance(special, dict) else {})
     start = vocabulary.get("decoder_start_token", names["bos_token"])
@@ -175,7 +166,7 @@ def plan_of(
         config=checkpoint.config(content),
         vocabulary=vocabulary,
         table=table | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)},
-        orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint.vocabulary))),
+        orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint))),
         positions=MAX_TOKENS,
         unused=unused,
     )
@@ -210,16 +201,11 @@ def _names() -> TransformerNames:
     return opennmt_names(embeddings, layers, parts)
 
 
-def compare(checkpoint: OpenNMTCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    lists, compared = token_lists(checkpoint.vocabulary), (checkpoint, folder, plan, check)
-    return compare_toolkit("OpenNMT-py", definition(checkpoint), lists, compared)
-
-
 def definition(checkpoint: OpenNMTCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
     settings = {"norm_eps": _EPS} | checkpoint.settings
     sizes = definition_sizes(
         settings, (settings["enc_layers"], settings["dec_layers"]), settings["enc_hid_size"],
-        _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")], token_lists(checkpoint.vocabulary)[1],
+        _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")], token_lists(checkpoint)[1],
     )  # fmt: skip
     tensors = {name: tensor.float().numpy() for name, tensor in checkpoint.tensors.items()}
     return NumpyTransformer(_names(), sizes, tensors, dtype)
@@ -234,3 +220,6 @@ def definition_sizes(
         scale=width**0.5, begin=target.special[BOS], end=target.special[EOS], output_bias="generator.bias",
         positions=lambda stack, first, count: interleaved_sinusoids(first, count, width),
     )  # fmt: skip
+
+
+compare = toolkit_comparison("OpenNMT-py", definition, token_lists)

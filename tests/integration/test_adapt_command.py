@@ -141,6 +141,29 @@ def test_a_checkpoint_on_a_stick_becomes_a_translator(cli: Cli, monkeypatch: pyt
 
 
 @pytest.mark.thorough
+def test_a_language_that_the_model_does_not_know(cli: Cli) -> None:
+    transformers_checkpoints.bart_checkpoint(Path("nllb"), "nllb")
+    for side, words in SIDES.items():
+        draw = random.Random(1)
+        write_lines(Path(f"t.{side}"), [" ".join(draw.sample(words.split(), 7)) for _ in range(300)])
+    given = ("adapt", "nllb", "t.en", "t.de", "--budget", "5 min", "--out", "new.toml", "--languages", "eng_Latn")
+    code, _, err = cli(*given, "bar_Latn", "--add-language", "ba_Latn", "--like", "deu", "--general", "t.en")
+    expected = (
+        "--like 'deu'; accepted: deu_",
+        "--add-language 'ba_Latn'; accepted: a language of",
+        "--general t.en: the",
+    )
+    assert code == 2 and all(problem in err for problem in expected) and "does not have" not in err, err
+    code, _, err = cli(*given, "bar_Latn", "--add-language", "bar_Latn", "--like", "deu_Latn")
+    assert code == 0, err
+    assert tomllib.loads(Path("new.toml").read_text("utf-8"))["stage"][0]["prune"]["like"] == "deu_Latn"
+    code, _, err = cli("train", "new.toml", "train.budget=4 steps", "train.device=cpu")
+    assert code == 0, err
+    ways = [cli("translate", "runs/new", "--to", code, stdin=b"a dog\n") for code in ("bar_Latn", "deu_Latn")]
+    assert ways[0][0] == ways[1][0] == 0 and cli("translate", "runs/new", stdin=b"a dog\n") == ways[0]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["ctranslate2", "fairseq", "marian files"])
 def test_files_of_other_programs_are_adapted(family: str, cli: Cli) -> None:
     """That of CTranslate2 has positions for shorter texts than the default."""

@@ -222,22 +222,17 @@ def test_doctor_and_new_agree_on_a_shifted_stretch_of_a_tmx(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("--languages de,en a.tmx", "--languages de en a.tmx"),
-        ("--languages=de,en a.tmx", "--languages de en a.tmx"),
-        ("--languages en-fr --out x", "--languages en fr --out x"),
-        ("--languages en:fr", "--languages en fr"),
-        ("--languages en fr x", "--languages en fr x"),
-        ("--languages pt-BR en x", "--languages pt-BR en x"),
+        ("--languages de,en a.tmx", "--languages de en a.tmx"), ("--languages=de,en a.tmx", "--languages de en a.tmx"),
+        ("--languages en-fr --out x", "--languages en fr --out x"), ("--languages en:fr", "--languages en fr"),
+        ("--languages en fr x", "--languages en fr x"), ("--languages pt-BR en x", "--languages pt-BR en x"),
         ("--languages pt-BR,en-GB x", "--languages pt-BR en-GB x"),
         ("--languages mine other", "--languages mine other"),
-        ("--languages en_fr --out x", "--languages en fr --out x"),
-        ("--languages en/fr", "--languages en fr"),
-        ("--languages en->fr x", "--languages en fr x"),
-        ("--languages en, fr x", "--languages en fr x"),
-        ("--languages pt-BR,en", "--languages pt-BR en"),
-        ("a.tmx --languages", "a.tmx --languages"),
+        ("--languages en_fr --out x", "--languages en fr --out x"), ("--languages en/fr", "--languages en fr"),
+        ("--languages en->fr x", "--languages en fr x"), ("--languages en, fr x", "--languages en fr x"),
+        ("--languages eng_Latn bar_Latn x", "--languages eng_Latn bar_Latn x"),
+        ("--languages pt-BR,en", "--languages pt-BR en"), ("a.tmx --languages", "a.tmx --languages"),
     ],
-)
+)  # fmt: skip
 def test_languages_are_given_in_several_forms(given: str, expected: str) -> None:
     assert separate_languages(given.split()) == expected.split()
 

@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import UsageError
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, read_meta, save_model, unique_tensors
+from dragoman.serve.models import model_sources
+from dragoman.serve.settings import ModelEntry
 from dragoman.tokenizers import BOS, EOS, Tokenizer, train_tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.templates import Templates
-from imported_checks import loaded, logits
+from imported_checks import loaded, logits, set_values
 from random_models import random_model
 from small_run import Cli, small_document, write_lines
 from transformers_checkpoints import bart_checkpoint, marian_checkpoint, t5_checkpoint
@@ -122,18 +125,58 @@ def test_kept_pieces_have_the_same_logits(tie: str, shared: bool, tmp_path: Path
     assert all(one.text for one in Translator.load(done.folder).translate(CORPUS[:3])), "it loads with its shortlist"
 
 
+def check_language(before: Path, after: Path, like: str) -> None:
+    """The code "xxx" is that of a language on the sides of `like`, with whose logits it begins."""
+    old, new = loaded(before)[1], loaded(after)[1]
+    assert new.languages == tuple([*own, *["xxx"] * (like in own)] for own in old.languages)
+    found = []
+    for folder, own, code in ((before, old, like), (after, new, like), (after, new, "xxx")):
+        tokens = own.between(*(code if code in codes else next(iter(codes), None) for codes in own.languages))
+        found.append(logits(folder, torch.float64, tokens.encode_source("a dog"), tokens.encode_target("a dog")))
+    ids = json.loads((after / "prune.json").read_text())["target"]
+    assert abs(found[0][:, ids] - found[1]).max() < 1e-10 and abs(found[1] - found[2]).max() < 1e-10
+    assert new.pieces[0].size == len(set(json.loads((after / "prune.json").read_text())["source"])) + 1
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_language_begins_as_a_related_one(pruned: bool, tmp_path: Path, cli: Cli) -> None:
+    before, lines = folder(tmp_path, listed(tokenizer("unigram"))), write_lines(tmp_path / "lines", CORPUS)
+    given = ("--source", lines, "--target", lines) if pruned else ()
+    after = tmp_path / "after"
+    code, out, err = cli("prune", before, after, *given, "--add-language", "xxx", "--like", "yy")
+    assert code == 0 and b"language: xxx, as yy" in out, err
+    check_language(before, after, "yy")
+    assert (tokens := loaded(after)[1]).decode_target([tokens.target_size - 1]) == ""
+    answers = [cli("translate", after, "--from", "xx", "--to", to, stdin=b"aba\n") for to in ("yy", "xxx")]
+    assert answers[0] == answers[1] and answers[0][0] == 0
+    (served,) = model_sources([ModelEntry(path=str(after), source="xx", target="xxx")])
+    assert served.languages == ("xx", "xxx")
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("family", ["tied", "two vocabularies", "mbart-50", "m2m", "nllb", "mbart-25", "v1.1", "mt5"])
-def test_imported_models_keep_logits_and_languages(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "like"), {
+    "tied": "deu", "two vocabularies": "deu", "mbart-50": "de_DE", "m2m": "de", "nllb": "deu_Latn",
+    "mbart-25": "de_DE", "small100": "de", "v1.1": None, "mt5": None,
+}.items())  # fmt: skip
+def test_imported_models_keep_logits_and_languages(family: str, like: str | None, tmp_path: Path) -> None:
     marian, t5 = ("tied", "two vocabularies"), ("v1.1", "mt5")
     make = marian_checkpoint if family in marian else t5_checkpoint if family in t5 else bart_checkpoint
-    make(tmp_path / "theirs", family)
+    make(tmp_path / "theirs", "m2m" if family == "small100" else family)
+    if family == "small100":
+        set_values(tmp_path / "theirs", "tokenizer_config.json", tokenizer_class="SMALL100Tokenizer", tgt_lang=None)
     import_model(tmp_path / "theirs", tmp_path / "before")
     source, target = write_lines(tmp_path / "s", ["a dog runs"]), write_lines(tmp_path / "t", ["zwei leute"])
-    done = prune_model(Pruning(tmp_path / "before", [source], [target]), tmp_path / "after")
+    rules = Pruning(tmp_path / "before", [source], [target])
+    done = prune_model(rules, tmp_path / "after")
     check_logits(tmp_path / "before", tmp_path / "after", "a dog runs", "zwei leute")
     assert loaded(tmp_path / "after")[1].languages == loaded(tmp_path / "before")[1].languages
     assert done.pieces[1] < done.pieces[0]
+    rules = replace(rules, add_language="xxx", like=like or "de")
+    if like:
+        check_language(tmp_path / "before", prune_model(rules, tmp_path / "more").folder, like)
+    else:
+        with pytest.raises(UsageError, match="add_language = 'xxx': the model has no codes of languages"):
+            prune_model(rules, tmp_path / "more")
 
 
 def test_layers_that_do_nothing_are_dropped_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +214,11 @@ def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> 
     assert code == 2 and all(problem in err for problem in expected), err
     code, _, err = cli("prune", before, tmp_path / "out", "--source", english, "--target", english)
     assert code == 2 and "its language is en; accepted: xx. Exchange source and target" in err
+    code, _, err = cli("prune", before, before, "--add-language", "yy", "--like", "xy")
+    expected = ("already exists", "--like 'xy'; accepted: xx, yy", "--add-language 'yy'; accepted")
+    assert code == 2 and all(problem in err for problem in expected), err
+    code, _, err = cli("prune", before, tmp_path / "out", "--add-language", "x/y")
+    assert code == 2 and "add_language and like together" in err
     three = write_lines(tmp_path / "three", ["the dog"] * 3)
     code, _, err = cli("prune", before, tmp_path / "out", "--encoder-layers", 1, "--valid", english, three)
     assert code == 2 and "has 9 lines but" in err and "has 3" in err
@@ -212,7 +260,7 @@ def test_tokenizer_json(kind: str, tmp_path: Path) -> None:
 def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/adapt.md with a small model of OPUS-MT's layout, except the server."""
     page = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text(encoding="utf-8")
-    _, block, layers, general, _ = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    _, block, layers, _, general, _ = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
     monkeypatch.setattr("transformers_checkpoints._TAGS", [])
     monkeypatch.chdir(tmp_path)
     marian_checkpoint(tmp_path / "usb" / "opus-mt-en-de")

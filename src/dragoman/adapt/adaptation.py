@@ -14,6 +14,7 @@ from typing import Any
 
 from dragoman.adapt.pruning import PAIRS, Pruned, Pruning, prune_model
 from dragoman.adapt.stage import direction
+from dragoman.adapt.vocabulary import Kept
 from dragoman.advice.choice import Setting, duration
 from dragoman.advice.finetune import Initial, Preparation, replay_weight
 from dragoman.advice.monolingual import Monolingual, limit_lines, read_monolingual
@@ -89,6 +90,7 @@ class Adapted(Initial):
             on.log(line)
         own: dict[str, Any] = {f"{stack}_layers": count for stack, count in rules.layers.items()}
         own |= {"min_count": rules.min_count, "scripts": list(rules.scripts)}
+        own |= {"add_language": rules.add_language, "like": rules.like} if rules.add_language else {}
         small = [Setting("name", "small", "The pruned model."), Setting("prune.model", str(model.resolve()), "")]
         small += [Setting(f"prune.{key}", value, "") for key, value in {**files, **own}.items()]
         made = replace(self, path=model, stages=[*stages, small, final], measured=pruned.folder, pruned=pruned)
@@ -155,6 +157,8 @@ def checked(pruning: Pruning, general: Path | None = None) -> Adapted:
         is_checkpoint = bool(files) and not (path / "meta.json").exists()
         plan = plan_import(path) if is_checkpoint else None
         initial = Initial(path, plan.config, True, 0, plan.vocabulary.tokenizer) if plan else Initial.of(path)
+        if isinstance(initial.vocabulary, Tokenizer) and any(initial.vocabulary.languages):
+            initial = replace(initial, vocabulary=pruning.extended(Kept.whole(initial.vocabulary)).tokenizer)
         if codes or not isinstance(initial.config.data, ParallelData):
             initial.check((codes[0], codes[1]) if codes else ("", ""))
     config = initial.config if initial and isinstance(initial.config.data, ParallelData) else None
@@ -169,7 +173,11 @@ def checked(pruning: Pruning, general: Path | None = None) -> Adapted:
             what = "its import, which loads it twice to compare both, needs" if is_checkpoint else "its layers need"
             lacks = f"{what} {least / 1e9:,.1f} GB of memory; {free / 1e9:,.1f} GB are available"
             problems.append(f"{path}: {lacks}; use a machine with more, or a smaller model")
-    if general is not None:
+    if pruning.add_language and codes and pruning.add_language not in codes:
+        problems.append(f"add_language = {pruning.add_language!r}; accepted: a language of the text, {codes}")
+    if pruning.add_language and general is not None:
+        problems.append(f"general = {general}: the original, which would translate it, does not know the new language")
+    elif general is not None:
         with collecting(problems):
             language = codes[0] if codes else config.parallel.source_language if config else ""
             read_monolingual(general, language, None, False, silent, _TEXT)

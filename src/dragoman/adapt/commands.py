@@ -15,6 +15,8 @@ from dragoman.cli.streams import log
 Layers = Annotated[int | None, typer.Option(help="Number of layers that are kept; default: all.")]
 MinCount = Annotated[int, typer.Option(help="Keep the pieces that occur at least this many times.")]
 Script = Annotated[list[str] | None, typer.Option(help="Also keep all pieces of a script: Latin, Han, ...")]
+AddLanguage = Annotated[str | None, typer.Option(help="A code for a language that the model does not know.")]
+Like = Annotated[str | None, typer.Option(help="Code of the related language that the new one starts as.")]
 
 
 def adapt(
@@ -34,6 +36,8 @@ def adapt(
     script: Script = None,
     encoder_layers: Layers = None,
     decoder_layers: Layers = None,
+    add_language: AddLanguage = None,
+    like: Like = None,
 ) -> None:
     """Write a document that makes a model smaller and fine-tunes it on your own text, for this machine and a time.
 
@@ -44,7 +48,7 @@ def adapt(
     from dragoman.advice.new import plan_training
     from dragoman.cli.console import console, plain_table, print_table
 
-    how = min_count, script or (), encoder_layers, decoder_layers, languages or (None, None)
+    how = min_count, script or (), encoder_layers, decoder_layers, languages or (None, None), add_language, like
     initial = checked(Pruning(model, [source], [target] if target else [], valid, *how), general)
     plan = plan_training(
         source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean,
@@ -70,13 +74,16 @@ def prune(
     decoder_layers: Layers = None,
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
+    add_language: AddLanguage = None,
+    like: Like = None,
 ) -> None:
-    """Make a model smaller: keep the pieces that a corpus needs, drop the layers that matter least.
+    """Make a model smaller: keep the pieces that a corpus needs, drop the layers that matter least; add a language.
 
     Texts whose pieces are all kept are translated as before. Layers are compared by the loss of the validation text.
     """
     from dragoman.adapt.pruning import Pruning, prune_model
 
     layers, languages = (encoder_layers, decoder_layers), (source_language, target_language)
-    pruning = Pruning(model, source or (), target or (), valid, min_count, script or (), *layers, languages)
+    kept = source or (), target or (), valid, min_count, script or ()
+    pruning = Pruning(model, *kept, *layers, languages, add_language, like)
     typer.echo("\n".join(prune_model(pruning, out, log).lines()))

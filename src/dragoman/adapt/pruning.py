@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.adapt.vocabulary import Coverage, Kept, json_problems, keep_pieces
+from dragoman.adapt.vocabulary import Coverage, Kept, json_problems, keep_pieces, with_language
 from dragoman.config import Config, ParallelData, TransformerConfig
 from dragoman.data.batching import collate
 from dragoman.data.corpus import CorpusSpec, read_pairs
@@ -49,7 +49,8 @@ class Pruned:
 
     pieces (of both sides together, if they have two vocabularies), size (bytes of weights): before and after.
     coverage: of each text.  layers: of the original, those dropped as stack, number from 0, and loss per token without
-    it and those before it; the first entry, with the stack "", has the loss with all layers.
+    it and those before it; the first entry, with the stack "", has the loss with all layers.  language: that was added,
+    as `like`.
     """
 
     folder: Path
@@ -57,6 +58,8 @@ class Pruned:
     size: tuple[int, int]
     coverage: Mapping[str, Coverage]
     layers: Sequence[tuple[str, int, float]]
+    language: str | None = None
+    like: str | None = None
 
     def lines(self) -> list[str]:
         layers = [
@@ -66,7 +69,8 @@ class Pruned:
         pieces = f"pieces: {self.pieces[0]:,} -> {self.pieces[1]:,}"
         size = f"{self.size[0] / 1e6:,.1f} -> {self.size[1] / 1e6:,.1f} MB of weights"
         coverage = [f"{name}: {text}" for name, text in self.coverage.items()]
-        return [pieces, *coverage, *layers, f"written: {self.folder} ({size})"]
+        added = [f"language: {self.language}, as {self.like}"] if self.language else []
+        return [pieces, *coverage, *added, *layers, f"written: {self.folder} ({size})"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Pruning:
     """What is kept of a model: its pieces in files of source and target, if given; numbers of layers.
 
     min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers are compared.  languages: of
-    source and target, for a model of several languages.
+    source and target, for a model of several languages.  add_language, like: see `with_language`.
     """
 
     model: Path
@@ -86,6 +90,12 @@ class Pruning:
     encoder_layers: int | None = None
     decoder_layers: int | None = None
     languages: tuple[str | None, str | None] = (None, None)
+    add_language: str | None = None
+    like: str | None = None
+
+    def extended(self, kept: Kept) -> Kept:
+        """Return the pieces with those of an added language.  Raises UsageError."""
+        return with_language(kept, self.add_language, self.like) if self.add_language and self.like else kept
 
     def checked(self, others: Sequence[str] = ()) -> tuple[Path, Config, Tokenizer]:
         """Return folder, configuration and tokenizer of the model.  Raises UsageError with all problems and others."""
@@ -102,8 +112,10 @@ class Pruning:
         if config is None:
             return problems
         with collecting(problems):
-            if tokenizer is not None and (self.layers or any(self.languages)):
-                tokenizer.between(*self.languages)
+            if tokenizer is not None and (self.layers or any(self.languages) or self.add_language):
+                whole = self.extended(Kept.whole(tokenizer)).tokenizer
+                if self.layers or any(self.languages):
+                    whole.between(*self.languages)
         own_files = tokenizer.files() if tokenizer and self.source else {}
         if "bytes.json" in own_files:
             problems.append("the tokenizer is bytes.json; it has no pieces to choose")
@@ -130,8 +142,10 @@ class Pruning:
         return {stack: count for stack, count in counts if count is not None}
 
     def _problems(self, config: Config | None, later: Sequence[Path]) -> Iterator[str]:
-        if bool(self.source) != bool(self.target) or not (self.source or self.layers):
-            yield "accepted: source and target with the text of both sides, a number of layers, or all of these"
+        if bool(self.source) != bool(self.target) or not (self.source or self.layers or self.add_language):
+            yield "accepted: source and target with the text of both sides, a number of layers, a language, or all"
+        if bool(self.add_language) != bool(self.like):
+            yield "accepted: add_language and like together, a new code and that of a related language"
         if self.min_count < 1:
             yield f"min_count = {self.min_count}; accepted: at least 1"
         model = config and config.model
@@ -164,13 +178,13 @@ def prune_model(
     folder = Path(folder)
     origin, config, old = pruning.checked([] if replace else new_folder_problems(folder))
     meta, coverage = model_folder.verify(origin), dict[str, Coverage]()
-    ids = list(range(old.source_size)), list(range(old.target_size))
-    kept = Kept(old, *ids)
+    kept = pruning.extended(Kept.whole(old))
     if pruning.source:
         log("choosing the pieces of the corpus")
         texts = {"source": pruning.source, "target": pruning.target}
         lines = [_lines(files) for files in texts.values()]
-        kept = keep_pieces(old, lines, pruning.min_count, [*map(str.upper, pruning.scripts)], _prefixes(origin))
+        scripts = [*map(str.upper, pruning.scripts)]
+        kept = pruning.extended(keep_pieces(old, lines, pruning.min_count, scripts, _prefixes(origin)))
         names = ("validation source", "validation target")
         texts |= zip(names, ((file,) for file in pruning.valid or ()), strict=False)
         coverage = {name: kept.coverage(old, i % 2, _lines(files)) for i, (name, files) in enumerate(texts.items())}
@@ -184,9 +198,10 @@ def prune_model(
         section = config.model.model_copy(update={f"{stack}_layers": len(left) for stack, left in numbers.items()})
         weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers)
     size = sum(t.nbytes for t in weights.old.values()), sum(t.nbytes for t in weights.shapes.values())
-    before, after = (sum(map(len, each[: 2 - old.shared])) for each in (ids, (kept.source, kept.target)))
+    before, after = (each.source_size + each.target_size * (not each.shared) for each in (old, kept.tokenizer))
     dropped = [f"{stack}.layers.{number}" for stack, number, _ in layers[1:]]
     about = {"weights": meta["sha256"]["model.safetensors"], "pieces": [before, after], "layers": dropped}
+    about |= {"language": [pruning.add_language, pruning.like]} if pruning.add_language else {}
     files = model_folder.described_files(weights.config, kept.tokenizer, model_folder.read_profile(origin))
     files["prune.json"] = json.dumps({"source": kept.source, "target": kept.target}).encode()
     meta = {key: meta[key] for key in ("step", "imported", "parts") if key in meta} | {"pruned": about}
@@ -198,7 +213,7 @@ def prune_model(
         if (origin / SHORTLIST).is_file():
             shortlist = Shortlist.read(origin / SHORTLIST, str(about["weights"]))
             (unfinished / SHORTLIST).write_bytes(_of_kept(shortlist, kept, digest).to_bytes())
-    return Pruned(folder, (before, after), size, coverage, layers)
+    return Pruned(folder, (before, after), size, coverage, layers, pruning.add_language, pruning.like)
 
 
 def _lines(files: Sequence[Path]) -> Iterator[str]:
@@ -215,7 +230,7 @@ def _prefixes(origin: Path) -> list[str]:
 
 def _of_kept(old: Shortlist, kept: Kept, weights: str) -> Shortlist:
     """Return a shortlist with the kept ids."""
-    new = {token: i for i, token in enumerate(kept.target)}
+    new = {token: i for i, token in reversed([*enumerate(kept.target)])}  # the first: not of an added language
     starts, ids, frequent = array("i", [0]), array("i"), array("i", [new[i] for i in old.frequent if i in new])
     for token in kept.source:
         ids.extend(new[i] for i in old.ids[old.starts[token] : old.starts[token + 1]] if i in new)
@@ -239,12 +254,14 @@ class _Weights:
             name: self._file.rows(name, 0, 0).to("meta").new_empty(shape) for name, shape in self._file.shapes.items()
         }
         with torch.device("meta"):
-            built = model_folder.unique_tensors(self._assembled())
+            built, larger = (model_folder.unique_tensors(self._assembled(rows)) for rows in (0, 1))
         self.shapes = {name: self.old[self._name(name)].new_empty(tensor.shape) for name, tensor in built.items()}
+        self._of_pieces = {name for name, tensor in built.items() if tensor.shape != larger[name].shape}
 
-    def _assembled(self) -> nn.Module:
-        tokenizer = self._kept.tokenizer
-        return assemble(self.config.model, tokenizer.source_size, tokenizer.target_size, shared=tokenizer.shared)
+    def _assembled(self, rows: int = 0) -> nn.Module:
+        """Return a new model, with more rows in its matrices of the vocabulary."""
+        own = self._kept.tokenizer
+        return assemble(self.config.model, own.source_size + rows, own.target_size + rows, shared=own.shared)
 
     def _name(self, name: str) -> str:
         """Return the name of a tensor in the original."""
@@ -256,13 +273,15 @@ class _Weights:
     def parts(self, name: str) -> Iterator[Tensor]:
         """Yield the rows of a tensor of the pruned model."""
         old = self._name(name)
-        if self.old[old].shape == self.shapes[name].shape:
+        if name not in self._of_pieces:
             yield self._file.rows(old)
             return
         ids = torch.tensor(self._kept.source if name.startswith("encoder.") else self._kept.target)
-        for begin in range(0, len(self.old[old]), _BLOCK):
-            end = min(begin + _BLOCK, len(self.old[old]))
-            yield self._file.rows(old, begin, end)[ids[(ids >= begin) & (ids < end)] - begin]
+        for run in ids.tensor_split(1 + (ids.diff() < 0).nonzero().flatten()):  # an added language begins another one
+            for begin in range(0, len(self.old[old]), _BLOCK):
+                end = min(begin + _BLOCK, len(self.old[old]))
+                if len(own := run[(run >= begin) & (run < end)]):
+                    yield self._file.rows(old, begin, end)[own - begin]
 
     def network(self) -> Model:
         """Return the model.  Raises UsageError if the memory does not suffice."""

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 
 from dragoman.data.languages import script_of
-from dragoman.errors import DataError
+from dragoman.errors import DataError, UsageError, nearest
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.json_pieces import TokenIds, is_tokenizer_json
 from dragoman.tokenizers.pieces import SPACE, Pieces
-from dragoman.tokenizers.templates import Templates
+from dragoman.tokenizers.templates import Templates, shown
 
 LEAST_SHARE = 0.001
 """Share of the letters of a corpus from which the single characters of their script are kept."""
@@ -31,16 +31,26 @@ _NORMAL, _UNUSED, _BPE = 1, 5, 2
 """Types of pieces, and type of a model, in sentencepiece's ModelProto."""
 _SYMBOLS = re.compile(r"<extra_id_\d+>|<2\w+>|>>[\w.-]+<<|<0x[0-9A-F]{2}>")
 """Sentinels of T5, languages of MADLAD-400 and OPUS-MT, bytes."""
+_CODE = r"(?=.{2,20}$)[^\W_]+([-_][^\W_]+)*"
+"""Codes of languages that configurations accept as well."""
 _LINES = 1000
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A smaller tokenizer.  source, target: for each of its ids that of the original, in ascending order."""
+    """A tokenizer of kept pieces.
+
+    source, target: for each of its ids that of the original, in ascending order, then, with the code of an added
+    language, that of the related one.
+    """
 
     tokenizer: Tokenizer
     source: list[int]
     target: list[int]
+
+    @classmethod
+    def whole(cls, tokenizer: Tokenizer) -> Kept:
+        return cls(tokenizer, [*range(tokenizer.source_size)], [*range(tokenizer.target_size)])
 
     def coverage(self, original: Tokenizer, side: int, lines: Iterable[str]) -> Coverage:
         """Compare both tokenizers on a text of a side."""
@@ -122,6 +132,41 @@ def keep_pieces(
     file = None if templates is None else _renumbered(templates, {old: new for new, old in enumerate(kept[0])}).file()
     new_lists = None if lists is None else lists.file()
     return Kept(Tokenizer(files[0], files[1] if len(files) == 2 else None, new_lists, file), *kept)
+
+
+def with_language(kept: Kept, code: str, like: str) -> Kept:
+    """Return the tokenizer with the code of another language as its last piece, on the sides that have `like`.
+
+    Raises UsageError with all problems.
+    """
+    own, lists = kept.tokenizer, kept.tokenizer.lists
+    if lists is None or not any(own.languages):
+        raise UsageError(
+            f"add_language = {code!r}: the model has no codes of languages; NLLB, M2M-100, SMaLL-100, mBART and "
+            "multilingual models of OPUS-MT have them. Fine-tune this one without a code"
+        )
+    sizes, file = (own.source_size, own.target_size), own.models[3]
+    templates = Templates.of_tags(own.pieces[0].tags) if file is None else Templates.parse(file, sizes)
+    old = {**templates.languages[1], **templates.languages[0]}
+    token = old.get(like, EOS)
+    name = lists.source[token].replace(like, code) if like in old else ""
+    problems = []
+    if like not in old:
+        problems.append(f"like = {like!r}{nearest(like, [*old])}; accepted: {shown(old)}")
+    if not re.fullmatch(_CODE, code):
+        problems.append(f"add_language = {code!r}; accepted: 2 to 20 letters, digits, - and _, such as xxx_Latn")
+    elif code in old or name in lists.source:
+        problems.append(f"add_language = {code!r}; accepted: a code that the model does not have, such as {code}_x")
+    if problems:
+        raise UsageError("; ".join(problems))
+    new = len(lists.source)
+    lists = replace(lists, source=[*lists.source, name])
+    target = [*kept.target, kept.target[token]] if lists.target is None else kept.target
+    if file is not None:
+        source_codes, target_codes = ({**codes, code: new} if like in codes else codes for codes in templates.languages)
+        control = (*templates.control, new) if token in templates.control else templates.control
+        file = replace(templates, languages=(source_codes, target_codes), control=control).file()
+    return Kept(Tokenizer(*own.models[:2], lists.file(), file), [*kept.source, kept.source[token]], target)
 
 
 def _needed_ids(

@@ -103,7 +103,7 @@ def separate_languages(args: list[str]) -> list[str]:
         following = next(rest, "")
         parts = [part for part in re.split(r"->|[\s,:;/>]", value) if part]
         if len(parts) == 1 and language_code(following) not in SCRIPTS:
-            parts = re.split("[-_]", value)
+            parts = re.split("[-_](?![A-Z][a-z]{3}$)", value)  # eng_Latn is one code
         if len(parts) != 2:
             if not following or following.startswith("-"):
                 raise UsageError(f"--languages {value}: accepted: the codes of both languages: --languages en de")

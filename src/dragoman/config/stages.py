@@ -67,6 +67,10 @@ class PruneConfig(Section):
     scripts: _Texts = field((), "also keep all pieces of these scripts", example=["Latin"])
     encoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=4)
     decoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=2)
+    add_language: str | None = field(None, "a code for a language that the model does not know", example="xxx_Latn")
+    like: str | None = field(
+        None, "with `add_language`: code of the related language that it starts as", example="eng_Latn"
+    )
 
 
 class AgreementConfig(Section):

@@ -24,6 +24,7 @@ class WordTokenizer:
     """Words and punctuation marks, numbered as they appear.  token: matches one of them."""
 
     token = re.compile(r"\w+|[^\w\s]")
+    default_languages = (None, None)
 
     def __init__(self) -> None:
         self.pieces = ["<pad>", "<unk>", "<s>", "</s>"]

@@ -30,18 +30,11 @@ from dragoman.decoding.search_types import (
 @pytest.mark.parametrize(
     ("tokens", "times"),
     [
-        ([], 1),
-        ([5], 1),
-        ([5, 5, 5], 1),
-        ([5, 5, 5, 5], 4),
-        ([9, 5, 5, 5, 5, 5, 8], 5),
-        ([7, 8] * 4, 4),
-        ([1, 7, 8, 9] + [7, 8, 9] * 5 + [2], 6),
-        ([7, 8, 7, 8, 7, 9, 7, 8], 1),
-        (list(range(11)) * 4, 4),
+        ([], 1), ([5], 1), ([5, 5, 5], 1), ([5, 5, 5, 5], 4), ([9, 5, 5, 5, 5, 5, 8], 5), ([7, 8] * 4, 4),
+        ([1, 7, 8, 9] + [7, 8, 9] * 5 + [2], 6), ([7, 8, 7, 8, 7, 9, 7, 8], 1), (list(range(11)) * 4, 4),
         (list(range(40)), 1),
     ],
-)
+)  # fmt: skip
 def test_back_to_back_ngrams_are_counted(tokens: list[int], times: int) -> None:
     assert count_repeats(tokens) == times
 

@@ -125,12 +125,12 @@ def test_kept_pieces_have_the_same_logits(tie: str, shared: bool, tmp_path: Path
     assert all(one.text for one in Translator.load(done.folder).translate(CORPUS[:3])), "it loads with its shortlist"
 
 
-def check_language(before: Path, after: Path, like: str) -> None:
-    """The code "xxx" is that of a language on the sides of `like`, with whose logits it begins."""
+def check_language(before: Path, after: Path, like: str, new_code: str = "xxx") -> None:
+    """The new code is that of a language on the sides of `like`, with whose logits it begins."""
     old, new = loaded(before)[1], loaded(after)[1]
-    assert new.languages == tuple([*own, *["xxx"] * (like in own)] for own in old.languages)
+    assert new.languages == tuple([*own, *[new_code] * (like in own)] for own in old.languages)
     found = []
-    for folder, own, code in ((before, old, like), (after, new, like), (after, new, "xxx")):
+    for folder, own, code in ((before, old, like), (after, new, like), (after, new, new_code)):
         tokens = own.between(*(code if code in codes else next(iter(codes), None) for codes in own.languages))
         found.append(logits(folder, torch.float64, tokens.encode_source("a dog"), tokens.encode_target("a dog")))
     ids = json.loads((after / "prune.json").read_text())["target"]
@@ -143,14 +143,17 @@ def test_a_language_begins_as_a_related_one(pruned: bool, tmp_path: Path, cli: C
     before, lines = folder(tmp_path, listed(tokenizer("unigram"))), write_lines(tmp_path / "lines", CORPUS)
     given = ("--source", lines, "--target", lines) if pruned else ()
     after = tmp_path / "after"
-    code, out, err = cli("prune", before, after, *given, "--add-language", "xxx", "--like", "yy")
-    assert code == 0 and b"language: xxx, as yy" in out, err
-    check_language(before, after, "yy")
+    code, out, err = cli("prune", before, after, *given, "--add-language", "xxx_Cyrl", "--like", "yy")
+    assert code == 0 and b"language: xxx_Cyrl, as yy" in out, err
+    check_language(before, after, "yy", "xxx_Cyrl")
     assert (tokens := loaded(after)[1]).decode_target([tokens.target_size - 1]) == ""
-    answers = [cli("translate", after, "--from", "xx", "--to", to, stdin=b"aba\n") for to in ("yy", "xxx")]
-    assert answers[0] == answers[1] and answers[0][0] == 0
-    (served,) = model_sources([ModelEntry(path=str(after), source="xx", target="xxx")])
-    assert served.languages == ("xx", "xxx")
+    answers = [
+        cli("translate", after, "--from", "xx", "--to", to, stdin=b"aba dem on\n" * 3) for to in ("yy", "xxx_Cyrl")
+    ]
+    assert answers[0][1] == answers[1][1] and answers[0][0] == 0
+    assert "script 3" in answers[1][2] and "script" not in answers[0][2], "the model writes in Latin letters"
+    (served,) = model_sources([ModelEntry(path=str(after), source="xx", target="xxx_Cyrl")])
+    assert served.languages == ("xx", "xxx_Cyrl")
 
 
 @pytest.mark.thorough

@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dragoman.data.languages import languages_of
+from dragoman.data.languages import languages_of, target_scripts
 from dragoman.data.profile import TrainingProfile
 from dragoman.decoding.search_types import Hypothesis, SearchCall, SearchSettings, complete
-from dragoman.pipelines.lines import FLAGS
+from dragoman.pipelines.lines import FLAGS, QualityCheck
 from dragoman.pipelines.translation import Translator
 from tiny_translator import copying_translator, tiny_tokenizer
 
@@ -67,6 +67,22 @@ def translator(profile: TrainingProfile) -> Translator:
 
 def flags(translator: Translator, text: str) -> tuple[str, ...]:
     return translator.translate([text])[0].flags
+
+
+@pytest.mark.parametrize(("code", "alphabet", "text", "is_other"), [
+    ("deu_Latn", "", "Два человека сидят", True), ("deu_Latn", "", "Zwei Männer — Иван и Пётр — sitzen", False),
+    ("rus_Cyrl", "", "Two people sit", True), ("rus_Cyrl", "", "Иван (Ivan) сидит", False),
+    ("zho_Hans", "", "I have translated nothing", True), ("zh", "", "我用 iPhone 和 Android 手机", False),
+    ("kat_Geor", "", "ორი ადამიანი ზის", False), ("kat_Geor", "", "Два человека сидят", True),
+    ("de_DE", "", "दो लोग बैठे हैं", True), ("ru", "", "NATO", False), ("ru", "", "https://example.org/news", False),
+    ("xx", "", "Два человека сидят", False), (None, "abcdefghijklmnopqrstuvwxyz", "Два человека сидят", True),
+    ("ru", "abcdefghijklmnopqrstuvwxyz", "dva cheloveka", False), ("ja", "", "おはようございます", False),
+])  # fmt: skip
+def test_other_scripts(code: str | None, alphabet: str, text: str, is_other: bool) -> None:
+    assert target_scripts(code, alphabet) or code == "xx"
+    check = QualityCheck(tiny_tokenizer(), None, (None, None))
+    check._target_alphabet = alphabet
+    assert check.is_in_other_script(text, code) == is_other
 
 
 def says(translator: Translator, *answers: str, monkeypatch: pytest.MonkeyPatch) -> list[SearchSettings]:

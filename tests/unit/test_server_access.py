@@ -52,17 +52,13 @@ def added(database: Path, **limits: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("origins", "headers", "status", "shared"),
     [
-        ([], {}, 200, None),
-        ([], PAGE, 403, None),
-        ([], {"origin": "null"}, 403, None),
-        ([], {"origin": "http://testserver"}, 200, None),
-        ([], {"origin": "http://testserver:81"}, 403, None),
+        ([], {}, 200, None), ([], PAGE, 403, None), ([], {"origin": "null"}, 403, None),
+        ([], {"origin": "http://testserver"}, 200, None), ([], {"origin": "http://testserver:81"}, 403, None),
         ([], {"origin": "https://in.front", "sec-fetch-site": "same-origin"}, 200, None),
         (["https://Page.example"], PAGE, 200, "https://page.example"),
-        (["https://page.example"], {"origin": "https://other.example"}, 403, None),
-        (["*"], PAGE, 200, "*"),
+        (["https://page.example"], {"origin": "https://other.example"}, 403, None), (["*"], PAGE, 200, "*"),
     ],
-)
+)  # fmt: skip
 def test_pages_of_other_origins(
     origins: list[str], headers: dict[str, str], status: int, shared: str | None, tmp_path: Path
 ) -> None:

@@ -75,18 +75,15 @@ def test_codes_are_those_of_the_models(file: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"q": ""}, "missing q parameter"),
-        ({"s": " \n"}, "missing s parameter"),
-        ({"s": ["a"]}, "missing s parameter"),
-        ({"source": None}, "missing source parameter"),
-        ({"target": 7}, "missing target parameter"),
-        ({"source": "zz"}, "zz is not supported"),
+        ({"q": ""}, "missing q parameter"), ({"s": " \n"}, "missing s parameter"),
+        ({"s": ["a"]}, "missing s parameter"), ({"source": None}, "missing source parameter"),
+        ({"target": 7}, "missing target parameter"), ({"source": "zz"}, "zz is not supported"),
         ({"target": "zz"}, "zz is not supported as a target language from en"),
         ({"target": "en"}, "en is not supported as a target language from en"),
         ({"q": "x" * 101}, "request (101) exceeds text limit (100)"),
         ({"s": "x" * 101}, "request (101) exceeds text limit (100)"),
     ],
-)
+)  # fmt: skip
 def test_invalid_suggestions(file: Path, values: dict[str, Any], message: str) -> None:
     with opened(file) as client:
         answer = client.post("/suggest", json={**VALUES, **values})

@@ -196,12 +196,8 @@ class Config(Section):
 
     def _problems_of_new(self) -> Iterator[str]:
         """Yield problems that are refused in a new document only, because they do not affect a stored model."""
-        train, budget, warmup, every = (
-            self.train,
-            self.train.budget,
-            self.train.schedule.warmup,
-            self.train.validate_every,
-        )
+        train = self.train
+        budget, warmup, every = train.budget, train.schedule.warmup, train.validate_every
         if budget.unit == "steps" and not isinstance(warmup, Share) and warmup > budget.amount:
             yield (
                 f"train.schedule.warmup is {warmup} steps, more than the budget of {budget}: the "

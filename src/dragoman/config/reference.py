@@ -171,13 +171,8 @@ def _value(field: FieldInfo) -> str:
     if any(getattr(part, "pattern", None) for part in field.metadata):
         return f"text: {DEVICES}"
     names = {
-        bool: "`true`, `false`",
-        str: "text",
-        int: "whole number",
-        float: "number",
-        Duration: _DURATION,
-        Share: _SHARE,
-    }
+        bool: "`true`, `false`", str: "text", int: "whole number", float: "number", Duration: _DURATION, Share: _SHARE,
+    }  # fmt: skip
     words = [names.get(one, "section") if isinstance(one, type) else toml_value(one) for one in types_]
     if limits := limits_of(field):
         words[0] += ", " + limits.replace(f" to {_UNLIMITED:,}", " or more")

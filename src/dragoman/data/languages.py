@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -13,22 +13,22 @@ from typing import Any
 
 from dragoman.io.reading import plain_suffix
 
-_LANGUAGES_IN = {
-    "LATIN": "en de fr es it nl pt cs pl sv da no nb fi hu ro sk sl hr sr et lv lt tr vi id ms ca eu gl ga is sq sw af",
-    "CYRILLIC": "ru uk bg be mk kk mn sr",
-    "GREEK": "el",
-    "HAN": "zh ja",
-    "KANA": "ja",
-    "HANGUL": "ko",
-    "ARABIC": "ar fa ur ps",
-    "HEBREW": "he yi",
-    "DEVANAGARI": "hi mr ne",
-    "THAI": "th",
+_CODES_OF = {
+    "LATIN": "Latn en de fr es it nl pt cs pl sv da no nb fi hu ro sk sl hr sr et lv lt tr vi id ms ca eu gl ga is sq "
+    "sw af",
+    "CYRILLIC": "Cyrl ru uk bg be mk kk mn sr", "GREEK": "Grek el", "HAN": "Hans Hant Jpan zh ja", "KANA": "Jpan ja",
+    "HANGUL": "Hang Kore ko", "ARABIC": "Arab ar fa ur ps", "HEBREW": "Hebr he yi", "DEVANAGARI": "Deva hi mr ne",
+    "THAI": "Thai th", "ARMENIAN": "Armn", "BENGALI": "Beng", "ETHIOPIC": "Ethi", "GEORGIAN": "Geor",
+    "GUJARATI": "Gujr", "GURMUKHI": "Guru", "KANNADA": "Knda", "KHMER": "Khmr", "LAO": "Laoo", "MALAYALAM": "Mlym",
+    "MYANMAR": "Mymr", "OL": "Olck", "ORIYA": "Orya", "SINHALA": "Sinh", "TAMIL": "Taml", "TELUGU": "Telu",
+    "TIBETAN": "Tibt", "TIFINAGH": "Tfng",
+}  # fmt: skip
+"""Script, named as by `script_of` -> its codes of ISO 15924, as in `rus_Cyrl`, and languages."""
+_BY_CODE = {
+    code: frozenset(script for script, codes in _CODES_OF.items() if code in codes.split())
+    for code in " ".join(_CODES_OF.values()).split()
 }
-SCRIPTS: dict[str, frozenset[str]] = {
-    code: frozenset(script for script, codes in _LANGUAGES_IN.items() if code in codes.split())
-    for code in " ".join(_LANGUAGES_IN.values()).split()
-}
+SCRIPTS: dict[str, frozenset[str]] = {code: scripts for code, scripts in _BY_CODE.items() if code.islower()}
 
 _FREQUENT = {
     "en": "the of and to is in that it was for with his her are this have from they which you at by not on "
@@ -57,6 +57,8 @@ _LONG = (
 _SHORT = {long: short for short, *names in (entry.split(":") for entry in _LONG.split()) for long in names}
 """Codes of three letters (ISO 639-2, both variants) -> codes of two letters."""
 
+_MIN_ALPHABET = 20
+"""Letters of a script in an alphabet from which the script belongs to the language."""
 _WORD = re.compile(r"[^\W\d_]+")
 _CHARACTER_SCRIPTS = {"HAN", "KANA"}
 _MIN_LETTERS = 4
@@ -99,6 +101,29 @@ def script_of(character: str) -> str:
     return {"CJK": "HAN", "HIRAGANA": "KANA", "KATAKANA": "KANA"}.get(first, first)
 
 
+def has_other_script(text: str, scripts: Set[str]) -> bool:
+    """Return whether less than a quarter of at least 4 letters are of these scripts."""
+    found = [script_of(character) for character in text]
+    expected = sum(s in scripts for s in found)
+    # A Chinese character is about a word, so a word in another script counts as much as one character.
+    counted = [s for s, _ in groupby(found)] if scripts & _CHARACTER_SCRIPTS else found
+    foreign = sum(s != "" and s not in scripts for s in counted)
+    return sum(map(bool, found)) >= _MIN_LETTERS and expected < _MIN_EXPECTED * (expected + foreign)
+
+
+def target_scripts(code: str | None, alphabet: str) -> frozenset[str]:
+    """Return the scripts of a language; empty if they are unknown.
+
+    code: with the script, as in `zho_Hans`, or without.  alphabet: letters of its training text, which decide if they
+    are of other scripts, or the code is unknown.
+    """
+    parts = [*map(str.title, re.split("[-_]", code or "")[1:]), language_code(code) or ""]
+    named = next((_BY_CODE[part] for part in parts if part in _BY_CODE), frozenset[str]())
+    counts = Counter(map(script_of, alphabet))
+    trained = frozenset(script for script, count in counts.items() if script and count >= _MIN_ALPHABET)
+    return named if named & trained or not trained else trained
+
+
 class LanguageCheck:
     """Detector of lines that are not in the script of `language`, or that look like the `other` side's language."""
 
@@ -118,15 +143,9 @@ class LanguageCheck:
 
     def suspicious(self, text: str) -> bool:
         """Return whether a line is probably in another language.  Short lines and names are not suspicious."""
-        if self.scripts and not ("LATIN" in self.scripts and text.isascii()):
-            scripts = [script_of(character) for character in text]
-            expected = sum(s in self.scripts for s in scripts)
-            # A Chinese character is about a word, so a word in another script counts as much as one character.
-            counted = [s for s, _ in groupby(scripts)] if self.scripts & _CHARACTER_SCRIPTS else scripts
-            foreign = sum(s != "" and s not in self.scripts for s in counted)
-            letters = sum(s != "" for s in scripts)
-            if letters >= _MIN_LETTERS and expected < _MIN_EXPECTED * (expected + foreign):
-                return True
+        in_ascii = "LATIN" in self.scripts and text.isascii()
+        if self.scripts and not in_ascii and has_other_script(text, self.scripts):
+            return True
         if not self.foreign_words and not self._identified:
             return False
         words = _WORD.findall(text.casefold())

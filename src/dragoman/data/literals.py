@@ -19,16 +19,11 @@ _SCALE = re.compile(
     re.IGNORECASE,
 )
 _SCALE_WORDS = {
-    "百": (2,),
-    r"千|thousand|tausend|milles?\b|mil\b|tisíc|tys|тыс|tusen|tusind|duizend|k\b": (3,),
-    "[万萬]": (4,),
-    r"mi(?:l|ll|lh|lj)i?[oóõã]|mio\b|mln|mn?\b|милл?ион|млн": (6,),
-    "[亿億]": (8,),
-    r"mill?iard|miljard|mrd|mld|bn\b|милл?иард|млрд": (9,),
-    "兆": (12,),
-    "bi(?:l|ll|lh|lj)i?[oóõã]|билл?ион": (9, 12),
-    "tri(?:l|ll|lh|lj)i?[oóõã]|трилл?ион": (12, 18),
-}
+    "百": (2,), r"千|thousand|tausend|milles?\b|mil\b|tisíc|tys|тыс|tusen|tusind|duizend|k\b": (3,), "[万萬]": (4,),
+    r"mi(?:l|ll|lh|lj)i?[oóõã]|mio\b|mln|mn?\b|милл?ион|млн": (6,), "[亿億]": (8,),
+    r"mill?iard|miljard|mrd|mld|bn\b|милл?иард|млрд": (9,), "兆": (12,),
+    "bi(?:l|ll|lh|lj)i?[oóõã]|билл?ион": (9, 12), "tri(?:l|ll|lh|lj)i?[oóõã]|трилл?ион": (12, 18),
+}  # fmt: skip
 """Beginnings of scale words, and their possible exponents of ten."""
 _SCALE_EXPONENTS = tuple(_SCALE_WORDS.values())
 _SCALE_WORD = re.compile(
@@ -49,22 +44,14 @@ _MAX_SPELLED_DIGITS = 7
 _QUARTERS = {"15", "30", "45", "25", "5", "50", "75"}
 """Minutes and decimal places that are often written as words: half past two, two and a half."""
 _QUARTER_WORDS = {
-    "en": r"\b(?:half|halves|quarters?)\b",
-    "de": r"\bhalb|einhalb|hälfte|\b(?:drei)?viertel|anderthalb",
-    "fr": r"\bdemie?s?\b|\bquarts?\b|moitié",
-    "es": r"\bmedi[ao]\b|\bcuartos?\b|mitad",
-    "it": r"\bmezz|\bquart[oi]\b|metà",
-    "pt": r"\bmei[ao]\b|\bquartos?\b|metade",
-    "nl": r"\bhal(?:f|ve)|enhalf|\bkwart\b|anderhalf",
-    "pl": "pół|połow|kwadrans|ćwierć",
-    "cs": r"\bpůl|čtvrt|polovin",
-    "sk": r"\bpol\b|štvrť|štvrt|polovic",
-    "ru": r"\bпол\b|полчас|полтор|половин|четверт",
-    "sv": r"\bhalv|\bkvart\b",
-    "da": r"\bhalv|\bkvart\b",
-    "zh": "半|刻",
-    "ja": "半",
-}
+    "en": r"\b(?:half|halves|quarters?)\b", "de": r"\bhalb|einhalb|hälfte|\b(?:drei)?viertel|anderthalb",
+    "fr": r"\bdemie?s?\b|\bquarts?\b|moitié", "es": r"\bmedi[ao]\b|\bcuartos?\b|mitad",
+    "it": r"\bmezz|\bquart[oi]\b|metà", "pt": r"\bmei[ao]\b|\bquartos?\b|metade",
+    "nl": r"\bhal(?:f|ve)|enhalf|\bkwart\b|anderhalf", "pl": "pół|połow|kwadrans|ćwierć",
+    "cs": r"\bpůl|čtvrt|polovin", "sk": r"\bpol\b|štvrť|štvrt|polovic",
+    "ru": r"\bпол\b|полчас|полтор|половин|четверт", "sv": r"\bhalv|\bkvart\b", "da": r"\bhalv|\bkvart\b",
+    "zh": "半|刻", "ja": "半",
+}  # fmt: skip
 """Words for a half or a quarter; for other languages, every text is assumed to have one."""
 _DECADE = re.compile("(?:1[89]|20)[1-9]0")
 _ROMAN = ((40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))

@@ -69,18 +69,11 @@ _NEVER = {
 _RARELY = {
     "en": "Jr Sr etc Inc Ltd Co Corp Bros Ave Blvd Rd al est approx Dept Univ Jan Feb Mar Apr Aug Sep Sept Oct Nov Dec",
     "de": "usw etc Mio Mrd Tel Str Jh Jhd Chr dgl ff Jan Feb Febr Mär Apr Aug Sep Sept Okt Nov Dez Verf Aufl",
-    "fr": "etc av apr J.-C éd hab janv févr avr juil sept oct nov déc",
-    "es": "etc aprox EE.UU",
-    "it": "ecc etc",
-    "pt": "etc aprox",
-    "nl": "enz etc jl",
-    "pl": "itd itp tys mln mld zł godz al m.in",
-    "cs": "atd apod aj mj tis mil mld hod tř",
-    "sk": "atď apod tis mil mld hod",
-    "ru": "др руб тыс млн млрд гг вв коп чел",
-    "sv": "osv etc m.m m.fl",
-    "da": "osv mv m.m m.fl",
-}
+    "fr": "etc av apr J.-C éd hab janv févr avr juil sept oct nov déc", "es": "etc aprox EE.UU",
+    "it": "ecc etc", "pt": "etc aprox", "nl": "enz etc jl", "pl": "itd itp tys mln mld zł godz al m.in",
+    "cs": "atd apod aj mj tis mil mld hod tř", "sk": "atď apod tis mil mld hod",
+    "ru": "др руб тыс млн млрд гг вв коп чел", "sv": "osv etc m.m m.fl", "da": "osv mv m.m m.fl",
+}  # fmt: skip
 # words whose dot ends a sentence unless a number follows
 _NUMBERED = (
     "No Nos no nos Nr nr p pp vol Vol ch Ch chap sec Sec Fig Figs fig Art art Abb Abs Bd Kap S Tab n num núm "

@@ -43,13 +43,8 @@ _GROUP = 2000
 _PAUSE, _MOST_WAIT = 0.02, 0.2
 """Length of a pause that ends a group, and maximum time from its first line to its end, in seconds."""
 _DECOMPRESSION_ERRORS = (
-    EOFError,
-    gzip.BadGzipFile,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    zstandard.ZstdError,
-)
+    EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError,
+)  # fmt: skip
 _ENCRYPTED = 1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _ARCHIVE_AGAIN = "Copy or download the archive again"

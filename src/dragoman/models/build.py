@@ -50,10 +50,8 @@ OneStack = (
 )
 
 _NORMS: dict[str, Callable[..., nn.Module]] = {
-    "layer": layers.LayerNorm,
-    "rms": layers.RMSNorm,
-    "batch": layers.BatchNorm,
-}
+    "layer": layers.LayerNorm, "rms": layers.RMSNorm, "batch": layers.BatchNorm,
+}  # fmt: skip
 """Kind of norm -> its class, whose arguments after d_model are the other keys of the section."""
 
 

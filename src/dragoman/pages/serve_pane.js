@@ -12,6 +12,7 @@ const FLAGS = {
   length: ["The output is much shorter or longer than the source; check it.", "输出比原文短得多或长得多，请检查。"],
   coverage: ["The output is shorter than that of almost all training texts of this length; something may be missing.", "输出比几乎所有同等长度训练文本的译文都短，可能有遗漏。"],
   repetition: ["The output repeats itself.", "输出有重复内容。"],
+  script: ["The output is in another script than the target language; check it.", "输出所用的文字与目标语言不符，请检查。"],
   numbers: ["The numbers of the text and of the output differ.", "原文与译文中的数字不一致。"],
   placeholders: ["The URLs, e-mail addresses, tags or placeholders of the text and of the output differ.", "原文与译文中的网址、邮箱、标签或占位符不一致。"],
 };

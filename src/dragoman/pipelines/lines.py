@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from dragoman.data.languages import MIN_BYTES, language_probability
+from dragoman.data.languages import MIN_BYTES, has_other_script, language_probability, target_scripts
 from dragoman.data.literals import has_changed_numbers
 from dragoman.data.profile import TrainingProfile, coverage
 from dragoman.data.sentences import join_parts
-from dragoman.data.spans import may_have_spans, span_texts
+from dragoman.data.spans import find_spans, may_have_spans, shield, span_texts
 from dragoman.data.words import words_of_line
 from dragoman.decoding.backend import Fault
 from dragoman.decoding.search_types import Hypothesis, Ids, before_end
@@ -84,7 +84,7 @@ class SplitLine:
     """A line and its parts; blank lines have none.
 
     keep_space: whether the translation keeps the whitespace.  tag: of the target language, before the text.
-    protect: an expression of spans that the user protects.
+    protect: an expression of spans that the user protects.  target: code of the target language, None if unknown.
     """
 
     text: str
@@ -92,6 +92,7 @@ class SplitLine:
     keep_space: bool
     tag: str = ""
     protect: re.Pattern[str] | None = None
+    target: str | None = None
 
     @property
     def searched(self) -> list[Part]:
@@ -234,7 +235,7 @@ class Alignment(Displayed):
 
 FLAGS = (
     "empty_source", "split", "long", "language", "unknown_characters", "truncated", "empty", "length", "coverage",
-    "repetition", "numbers", "placeholders",
+    "repetition", "script", "numbers", "placeholders",
 )  # fmt: skip
 """All flags of `Translation`, in their order."""
 
@@ -262,7 +263,9 @@ class QualityCheck:
         self._alphabet = set() if profile is None else set(profile.source.alphabet)
         self._words = set() if profile is None else set(profile.frequent_words.split())
         self._identified = frozenset() if profile is None else frozenset(profile.languages)
+        self._target_alphabet = "" if profile is None else profile.target.alphabet
         self._new: dict[str, bool] = {}
+        self._scripts: dict[str | None, frozenset[str]] = {}
 
     def source_flags(self, text: str, ids: Ids) -> list[str]:
         """Return the flags of a source.  ids: its tokens, end of sentence included."""
@@ -308,6 +311,19 @@ class QualityCheck:
             return False
         source = self._tokenizer.known_text(source.strip())
         return coverage(source, target, profile.length_ratio) < profile.least_coverage
+
+    def is_in_other_script(self, text: str, target: str | None, protect: re.Pattern[str] | None = None) -> bool:
+        """Return whether a translation is in another script than its language; False for very short texts.
+
+        protect: see `find_spans`; the letters of spans do not count.
+        """
+        if target not in self._scripts:
+            self._scripts[target] = target_scripts(target, self._target_alphabet)
+        scripts = self._scripts[target]
+        if not scripts or ("LATIN" in scripts and text.isascii()):
+            return False
+        words = shield(text, find_spans(text, protect))
+        return len("".join(filter(str.isalpha, words)).encode()) >= MIN_BYTES and has_other_script(words, scripts)
 
     def changed_parts(self, source: str, target: str, protect: re.Pattern[str] | None = None) -> list[str]:
         """Return the flags of changed numbers, and of spans that differ; protect: see `find_spans`."""

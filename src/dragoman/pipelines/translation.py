@@ -276,7 +276,7 @@ class Translator(Pipeline):
                 if not fitting and (sentences or draft.spans):
                     fitting = [Part(draft.mark + draft.body, [], draft.sentence)]
                 parts += fitting
-            line = SplitLine(text, parts, sentences, tag, protect)
+            line = SplitLine(text, parts, sentences, tag, protect, tokenizer.default_languages[1] or self.languages[1])
             start = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
             for part in line.searched if start else ():
                 part.prefix = start
@@ -772,6 +772,8 @@ class Translator(Pipeline):
         flags = quality.changed_parts(line.text, text, line.protect)
         if len(line.parts) > 1 and len(line.parts) > len({part.sentence for part in line.parts}):
             flags.append("split")
+        if searched and quality.is_in_other_script(text, line.target, line.protect):
+            flags.append("script")
         for part in searched:
             best = part.found[0]
             seen = part.mask.text if part.mask and part.spans_as != "text" else part.seen.strip()

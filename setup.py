@@ -54,18 +54,6 @@ CPU = Extension(
 )
 """Checks which builds this processor supports before one of them is loaded."""
 
-TRAINING = Extension(
-    "dragoman.nn.fast.native._avx512",
-    sources=[path.as_posix() for path in sorted(KERNELS.glob("*.cpp"))],
-    depends=[path.as_posix() for path in sorted(KERNELS.glob("*.h"))],
-    # OpenMP: PyTorch has loaded its library already, so that both share their threads.
-    extra_compile_args=[*COMMON, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-fopenmp"],
-    extra_link_args=["-fopenmp"],
-    language="c++",
-    optional=True,
-)
-"""Kernels of training steps; nn/fast/native/library.py decides on which processors they are used."""
-
 
 class Wheel(bdist_wheel):
     """One wheel for all versions of Python: the libraries are loaded with ctypes and use nothing of Python."""
@@ -95,6 +83,7 @@ class Build(build_ext):
         path = Path(self.get_ext_fullpath(ext.name))
         path.parent.mkdir(parents=True, exist_ok=True)
         options = ["-shared", "-g0", *([] if SYSTEM == "win" else ["-fPIC"]), *ext.extra_compile_args]
+        options += [f"-I{folder}" for folder in ext.include_dirs]
         try:
             subprocess.run([*command, *options, *ext.sources, *ext.extra_link_args, "-o", str(path)], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -103,20 +92,26 @@ class Build(build_ext):
             by_product.unlink()
 
 
-def extension(name: str, flags: list[str]) -> Extension:
+def extension(package: str, sources: Path, name: str, flags: list[str], link: list[str]) -> Extension:
     # All builds write their object files to the same paths: they must not be built in parallel.
     return Extension(
-        f"dragoman.decoding.native._{name}",
-        sources=[path.as_posix() for path in sorted(SOURCES.glob("*.cpp"))],
-        depends=[path.as_posix() for path in sorted(SOURCES.glob("*.h"))],
-        extra_compile_args=COMMON + flags,
-        extra_link_args=["-pthread"],
+        f"dragoman.{package}.native._{name}",
+        sources=[path.as_posix() for path in sorted(sources.glob("*.cpp"))],
+        depends=[path.as_posix() for folder in (SOURCES, KERNELS) for path in sorted(folder.glob("*.h"))],
+        include_dirs=[KERNELS.as_posix()],  # simd.h
+        extra_compile_args=[*COMMON, *flags],
+        extra_link_args=link,
         language="c++",
         optional=True,
     )
 
 
-builds = [CPU, *(extension(*build) for build in BUILDS[MACHINE].items())] if MACHINE in BUILDS else []
-if (SYSTEM, MACHINE) == ("linux", "x86_64"):
-    builds.append(TRAINING)
+builds = [CPU] if MACHINE in BUILDS else []
+for name, flags in BUILDS.get(MACHINE, {}).items():
+    builds.append(extension("decoding", SOURCES, name, flags, ["-pthread"]))
+    # The kernels of training steps; nn/fast/native/library.py decides which one is used.  They have no products of
+    # bytes.  OpenMP: PyTorch has loaded its library already, so that both share their threads.
+    if SYSTEM == "linux" and name in ("avx512", "avx2", "neon"):
+        flags = [flag for flag in flags if flag != "-mavx512vnni"]
+        builds.append(extension("nn.fast", KERNELS, name, [*flags, "-fopenmp"], ["-fopenmp"]))
 setup(ext_modules=builds, cmdclass={"bdist_wheel": Wheel, "build_ext": Build})

@@ -32,7 +32,7 @@ import numpy as np
 
 TIMEOUT = 120.0
 """Seconds after which a case counts as hanging."""
-SOURCES = Path(__file__).parents[1] / "src" / "dragoman" / "decoding" / "native" / "csrc"
+PACKAGE = Path(__file__).parents[1] / "src/dragoman"
 INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
@@ -195,8 +195,8 @@ def compiled(folder: Path, build: str, sanitizer: str) -> Path:
     library = folder / f"_{build}.so"
     flags = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
     checks = [f"-fsanitize={SANITIZERS[sanitizer]}", "-fno-sanitize-recover=all"]
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-    include = ["-include", str(folder / "mmap_replacement.h")]
+    sources = [str(path) for path in sorted((PACKAGE / "decoding/native/csrc").glob("*.cpp"))]
+    include = ["-I", str(PACKAGE / "nn/fast/native/csrc"), "-include", str(folder / "mmap_replacement.h")]
     subprocess.run(["g++", *flags, *checks, *INSTRUCTIONS[build], *include, *sources, "-o", library], check=True)
     return library
 

@@ -25,10 +25,10 @@ BUILDS = ("avx512", "avx2", EMULATED)
 """Builds of the engine.  EMULATED has the instructions of AVX-512 and AMX in plain C++."""
 
 _HERE = Path(__file__).parent / "parity"
-_EMULATED_VECTORS = '-DDRAGOMAN_VECTOR_INSTRUCTIONS="emulated_avx512.h"'
+EMULATED_VECTORS = ['-DDRAGOMAN_VECTOR_INSTRUCTIONS="emulated_avx512.h"', "-mavx2", "-mfma", "-mf16c", f"-I{_HERE}"]
 EMULATED_TILES = '-DDRAGOMAN_TILE_INSTRUCTIONS="emulated_tiles.h"'
 _FLAGS = ["-shared", "-fPIC", "-pthread", "-std=c++17", "-O1", "-fno-math-errno", "-ffp-contract=off"]
-_FLAGS += ["-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+_FLAGS += ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 
 
 def use_build(build: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
@@ -49,12 +49,11 @@ def use_build(build: str, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 
 def use_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let training use its kernels; on a processor without AVX-512, with emulated instructions."""
+    """Let training use its kernels; where they were not built, those with emulated instructions."""
     if training.kernels() is not None:
         return
     path = request.getfixturevalue("emulated_kernels")
     monkeypatch.setattr(training, "_built", lambda: [path])
-    monkeypatch.setattr(training, "prefers_kernels", lambda cpuinfo: True)
     monkeypatch.setattr(training, "_load", cache(training._load.__wrapped__))
     assert training.kernels() is not None
 
@@ -80,12 +79,13 @@ def require_avx2() -> None:
 def emulated_library(name: str) -> Path:
     """Compile the "engine" or the "kernels" with emulated instructions, unless these sources were compiled before."""
     require_avx2()
-    package, flags = (engine, [EMULATED_TILES]) if name == "engine" else (training, ["-fopenmp"])
-    folder = Path(str(package.__file__)).with_name("csrc")
-    options = [*_FLAGS, _EMULATED_VECTORS, *flags]
+    vectors = Path(training.__file__).with_name("csrc")  # simd.h, for both
+    folder = Path(engine.__file__).with_name("csrc") if name == "engine" else vectors
+    flags = [EMULATED_TILES] if name == "engine" else ["-fopenmp"]
+    options = [*_FLAGS, *EMULATED_VECTORS[:-1], *flags]
     compiler = subprocess.check_output(["g++", "-dumpfullversion", "-dumpmachine"])
     digest = hashlib.sha256(compiler + repr(options).encode())  # of no path, so that other copies of the project use it
-    for path in sorted([*folder.rglob("*.*"), *_HERE.glob("emulated_*.h")]):
+    for path in sorted([*folder.rglob("*.*"), vectors / "simd.h", *_HERE.glob("emulated_*.h")]):
         digest.update(path.read_bytes())
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dragoman-tests")
     kept.mkdir(parents=True, exist_ok=True)
@@ -94,6 +94,6 @@ def emulated_library(name: str) -> Path:
         if not compiled.exists():
             partial = compiled.with_suffix(".partial")
             sources = sorted(folder.glob("*.cpp"))
-            subprocess.run(["g++", *options, "-I", _HERE, *sources, "-o", partial], check=True)
+            subprocess.run(["g++", *options, EMULATED_VECTORS[-1], "-I", vectors, *sources, "-o", partial], check=True)
             partial.replace(compiled)
     return compiled

@@ -42,33 +42,15 @@ inline void store(void* p, const Vector& x) {
   std::memcpy(p, &x, sizeof(x));
 }
 
-// The address must be a multiple of 64.
-inline __m512 load_ps(const float* p) {
-  if (reinterpret_cast<uintptr_t>(p) % 64 != 0) std::abort();
-  return load<__m512>(p);
-}
-inline void store_ps(float* p, __m512 x) {
-  if (reinterpret_cast<uintptr_t>(p) % 64 != 0) std::abort();
-  store(p, x);
-}
-
 // Elements whose bit of the mask is 0 are neither read nor written.
-inline __m512 maskz_loadu_ps(__mmask16 mask, const float* p) {
-  return lanes<__m512>([&](int i) { return mask >> i & 1 ? p[i] : 0.0f; });
+inline __m512 mask_loadu_ps(__m512 others, __mmask16 mask, const float* p) {
+  return lanes<__m512>([&](int i) { return mask >> i & 1 ? p[i] : others[i]; });
 }
 inline void mask_storeu_ps(float* p, __mmask16 mask, __m512 x) {
   for (int i = 0; i < 16; ++i) {
     if (mask >> i & 1) p[i] = x[i];
   }
 }
-inline __m128i maskz_loadu_epi8(__mmask16 mask, const uint8_t* p) {
-  uint8_t bytes[16] = {};
-  for (int i = 0; i < 16; ++i) {
-    if (mask >> i & 1) bytes[i] = p[i];
-  }
-  return load<__m128i>(bytes);
-}
-
 // ---- arithmetic
 
 inline __m512 set1_ps(float x) {
@@ -144,20 +126,9 @@ inline __mmask16 cmp_ps_mask(__m512 a, __m512 b, int predicate) {
     switch (predicate) {
       case _CMP_GT_OQ: return a[i] > b[i];
       case _CMP_GE_OQ: return a[i] >= b[i];
-      case _CMP_NLT_UQ: return !(a[i] < b[i]);
-      case _CMP_NLE_UQ: return !(a[i] <= b[i]);
       default: std::abort();
     }
   });
-}
-inline __mmask16 mask_cmp_ps_mask(__mmask16 mask, __m512 a, __m512 b, int predicate) {
-  return mask & cmp_ps_mask(a, b, predicate);
-}
-inline __mmask16 mask_cmpge_epu8_mask(__mmask16 mask, __m128i a, __m128i b) {
-  uint8_t first[16], second[16];
-  store(first, a);
-  store(second, b);
-  return mask & mask_of([&](int i) { return first[i] >= second[i]; });
 }
 inline __m512 mask_blend_ps(__mmask16 mask, __m512 a, __m512 b) {
   return lanes<__m512>([&](int i) { return mask >> i & 1 ? b[i] : a[i]; });
@@ -165,7 +136,6 @@ inline __m512 mask_blend_ps(__mmask16 mask, __m512 a, __m512 b) {
 inline __m512i mask_blend_epi32(__mmask16 mask, __m512i a, __m512i b) {
   return int_lanes([&](int i) { return mask >> i & 1 ? ints(b)[i] : ints(a)[i]; });
 }
-inline __m512 maskz_ps(__mmask16 mask, __m512 x) { return mask_blend_ps(mask, set1_ps(0.0f), x); }
 
 // ---- order of lanes
 
@@ -202,9 +172,6 @@ inline auto reduced(Vector x, Operation operation) {
 inline float reduce_add_ps(__m512 x) {
   return reduced(x, [](float a, float b) { return a + b; });
 }
-inline double reduce_add_pd(__m512d x) {
-  return reduced(x, [](double a, double b) { return a + b; });
-}
 inline float reduce_max_ps(__m512 x) {
   return reduced(x, [](float a, float b) { return a > b ? a : b; });
 }
@@ -221,11 +188,6 @@ inline __m128i cvtusepi32_epi8(__m512i x) {
   uint8_t bytes[16];
   for (int i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>(std::min(static_cast<uint32_t>(ints(x)[i]), 255u));
   return load<__m128i>(bytes);
-}
-inline __m512d cvtps_pd(__m256 x) {
-  __m512d result;
-  for (int i = 0; i < 8; ++i) result[i] = x[i];
-  return result;
 }
 inline __m512 cvtph_ps(__m256i x) {
   const __m256 halves[] = {_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))};
@@ -246,25 +208,16 @@ inline __m256i cvtps_ph(__m512 x) {
 #define _mm512_loadu_si512 DRAGOMAN_EMULATED(load)<__m512i>
 #define _mm512_storeu_ps DRAGOMAN_EMULATED(store)
 #define _mm512_storeu_si512 DRAGOMAN_EMULATED(store)
-#define _mm512_load_ps DRAGOMAN_EMULATED(load_ps)
-#define _mm512_store_ps DRAGOMAN_EMULATED(store_ps)
-#define _mm512_maskz_loadu_ps DRAGOMAN_EMULATED(maskz_loadu_ps)
+#define _mm512_mask_loadu_ps DRAGOMAN_EMULATED(mask_loadu_ps)
 #define _mm512_mask_storeu_ps DRAGOMAN_EMULATED(mask_storeu_ps)
-#define _mm_maskz_loadu_epi8 DRAGOMAN_EMULATED(maskz_loadu_epi8)
 
 #define _mm512_setzero_ps() DRAGOMAN_EMULATED(set1_ps)(0.0f)
 #define _mm512_setzero_si512() DRAGOMAN_EMULATED(set1_epi32)(0)
 #define _mm512_set1_ps DRAGOMAN_EMULATED(set1_ps)
 #define _mm512_set1_epi32 DRAGOMAN_EMULATED(set1_epi32)
-#define _mm512_add_ps(a, b) ((a) + (b))
-#define _mm512_sub_ps(a, b) ((a) - (b))
-#define _mm512_mul_ps(a, b) ((a) * (b))
-#define _mm512_add_pd(a, b) ((a) + (b))
 #define _mm512_and_si512(a, b) ((a) & (b))
 #define _mm512_or_si512(a, b) ((a) | (b))
 #define _mm512_fmadd_ps DRAGOMAN_EMULATED(fmadd_ps)
-#define _mm512_fmsub_ps(a, b, c) DRAGOMAN_EMULATED(fmadd_ps)(a, b, -(c))
-#define _mm512_fnmadd_ps(a, b, c) DRAGOMAN_EMULATED(fmadd_ps)(-(a), b, c)
 #define _mm512_max_ps DRAGOMAN_EMULATED(max_ps)
 #define _mm512_min_ps DRAGOMAN_EMULATED(min_ps)
 #define _mm512_abs_ps DRAGOMAN_EMULATED(abs_ps)
@@ -276,25 +229,15 @@ inline __m256i cvtps_ph(__m512 x) {
 #define _mm512_dpbf16_ps DRAGOMAN_EMULATED(dpbf16_ps)
 
 #define _mm512_cmp_ps_mask DRAGOMAN_EMULATED(cmp_ps_mask)
-#define _mm512_mask_cmp_ps_mask DRAGOMAN_EMULATED(mask_cmp_ps_mask)
-#define _mm_mask_cmpge_epu8_mask DRAGOMAN_EMULATED(mask_cmpge_epu8_mask)
 #define _mm512_mask_blend_ps DRAGOMAN_EMULATED(mask_blend_ps)
 #define _mm512_mask_blend_epi32 DRAGOMAN_EMULATED(mask_blend_epi32)
-#define _mm512_maskz_sub_ps(mask, a, b) DRAGOMAN_EMULATED(maskz_ps)(mask, (a) - (b))
-#define _mm512_maskz_mul_ps(mask, a, b) DRAGOMAN_EMULATED(maskz_ps)(mask, (a) * (b))
-#define _mm512_maskz_scalef_ps(mask, a, b) DRAGOMAN_EMULATED(maskz_ps)(mask, _mm512_scalef_ps(a, b))
-#define _mm512_mask_add_ps(other, mask, a, b) _mm512_mask_blend_ps(mask, other, (a) + (b))
-#define _mm512_mask_max_ps(other, mask, a, b) _mm512_mask_blend_ps(mask, other, _mm512_max_ps(a, b))
 
 #define _mm512_alignr_epi32 DRAGOMAN_EMULATED(alignr_epi32)
 #define _mm512_shuffle_f32x4 DRAGOMAN_EMULATED(shuffle_f32x4)
 #define _mm512_shuffle_ps DRAGOMAN_EMULATED(shuffle_ps)
 #define _mm512_unpacklo_ps(a, b) DRAGOMAN_EMULATED(unpack_ps)(a, b, 0)
 #define _mm512_unpackhi_ps(a, b) DRAGOMAN_EMULATED(unpack_ps)(a, b, 2)
-#define _mm512_castps512_ps256(x) DRAGOMAN_EMULATED(half_of)(x, 0)
-#define _mm512_extractf32x8_ps DRAGOMAN_EMULATED(half_of)
 #define _mm512_reduce_add_ps DRAGOMAN_EMULATED(reduce_add_ps)
-#define _mm512_reduce_add_pd DRAGOMAN_EMULATED(reduce_add_pd)
 #define _mm512_reduce_max_ps DRAGOMAN_EMULATED(reduce_max_ps)
 
 #define _mm512_castps_si512 reinterpret_cast<__m512i>
@@ -302,6 +245,5 @@ inline __m256i cvtps_ph(__m512 x) {
 #define _mm512_cvtepi32_ps DRAGOMAN_EMULATED(cvtepi32_ps)
 #define _mm512_cvtps_epi32 DRAGOMAN_EMULATED(cvtps_epi32)
 #define _mm512_cvtusepi32_epi8 DRAGOMAN_EMULATED(cvtusepi32_epi8)
-#define _mm512_cvtps_pd DRAGOMAN_EMULATED(cvtps_pd)
 #define _mm512_cvtph_ps DRAGOMAN_EMULATED(cvtph_ps)
 #define _mm512_cvtps_ph(x, rounding) DRAGOMAN_EMULATED(cvtps_ph)(x)

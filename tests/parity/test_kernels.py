@@ -16,7 +16,7 @@ from dragoman.nn.fast import Linear, linear
 from dragoman.nn.fast.native import kernels as native
 from dragoman.nn.fast.native import library
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
-from dragoman.nn.fast.native.library import has_kernel_products, kernels, prefers_kernels, prefers_products
+from dragoman.nn.fast.native.library import has_kernel_products, kernels, preferred_build, prefers_products
 from dragoman.training.loss import CrossEntropy, chunked, cross_entropy, loss_gradient
 from native_builds import with_products, without_kernels
 
@@ -244,15 +244,15 @@ def cpuinfo(vendor: str, flags: str) -> str:
     return f"{one}\n{one}"
 
 
-def test_processors_that_use_the_kernels() -> None:
-    avx512 = "fma avx512f avx512bw avx512vl avx512dq"
+def test_the_build_for_a_processor() -> None:
+    avx512 = "fma avx512f avx512bw avx512vl avx512dq avx2 f16c"
+    without = {avx512: "avx512", avx512.replace("avx512dq ", ""): "avx2", "avx2 f16c": None, "avx512f fma f16c": None}
     for vendor in ("AuthenticAMD", "GenuineIntel"):
-        assert prefers_kernels(cpuinfo(vendor, avx512))
-        assert prefers_products(cpuinfo(vendor, avx512)) == (vendor == "AuthenticAMD")
-        for prefers in (prefers_kernels, prefers_products):
-            assert not prefers(cpuinfo(vendor, avx512.replace("avx512dq", "avx2")))
-    for other in ("processor\t: 0\nFeatures\t: fp asimd\n", ""):  # ARM, unknown
-        assert not prefers_kernels(other) and not prefers_products(other)
+        for flags, build in without.items():
+            assert preferred_build(cpuinfo(vendor, flags)) == build
+            assert prefers_products(cpuinfo(vendor, flags)) == (build is not None and vendor == "AuthenticAMD")
+    for other, build in {"processor\t: 0\nFeatures\t: fp asimd\n": "neon", "": None}.items():
+        assert preferred_build(other) == build and not prefers_products(other)
 
 
 def test_products_follow_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from dragoman.pipelines.translation import Translator
 from small_run import Cli
 
 REPOSITORY = Path(__file__).parents[2]
-NATIVE = "src/dragoman/decoding/native/csrc"
+NATIVE, KERNELS = "src/dragoman/decoding/native/csrc", "src/dragoman/nn/fast/native/csrc"
 LINES = ["one two three", "", "four", "nine eight seven six five"]
 
 
@@ -177,7 +177,8 @@ def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkey
 def sources(tmp_path: Path) -> Path:
     pytest.importorskip("setuptools", reason="needs setuptools, as every build does")
     shutil.copy(REPOSITORY / "setup.py", tmp_path)
-    shutil.copytree(REPOSITORY / NATIVE, tmp_path / NATIVE)
+    for folder in (NATIVE, KERNELS):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
     return tmp_path
 
 
@@ -197,7 +198,7 @@ def test_no_compiler_is_no_failed_installation(sources: Path) -> None:
 
 
 def test_a_source_that_no_compiler_takes_is_no_failed_installation(sources: Path) -> None:
-    for folder in (sources / NATIVE, sources / NATIVE / "cpu"):
+    for folder in (sources / NATIVE, sources / NATIVE / "cpu", sources / KERNELS):
         min(folder.glob("*.cpp")).write_text("#error this compiler is too old\n")
     done = build(sources)
 
@@ -206,13 +207,14 @@ def test_a_source_that_no_compiler_takes_is_no_failed_installation(sources: Path
 
 
 @pytest.mark.slow
-def test_with_a_compiler_there_are_two_builds_and_the_check_of_the_processor(sources: Path) -> None:
+def test_with_a_compiler_there_are_two_builds_of_each_library_and_the_check_of_the_processor(sources: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("no g++ on this machine to build the core with")
     done = build(sources)
 
     assert done.returncode == 0, done.stderr
-    assert {path.name.split(".")[0] for path in sources.rglob("*.so")} == {"_cpu", "_avx512", "_avx2"}
+    names = sorted(path.name.split(".")[0] for path in sources.rglob("*.so"))
+    assert names == ["_avx2", "_avx2", "_avx512", "_avx512", "_cpu"]
 
 
 # --------------------------------------------------------------------------------------------------- PyTorch backend

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from dragoman.nn.fast.native.library import has_kernel_products, kernels
 
-_ALIGNMENT = 16  # elements
-
 
 def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
@@ -80,8 +78,8 @@ def empty(*shape: int) -> Tensor:
     Aligned here, because glibc before 2.38 does not reuse a freed block for an aligned request of the same size.
     """
     size = math.prod(shape)
-    memory = np.empty(size + _ALIGNMENT, np.float32)
-    begin = -memory.ctypes.data // 4 % _ALIGNMENT
+    memory = np.empty(size + 16, np.float32)
+    begin = -memory.ctypes.data // 4 % 16
     # Not a view of another tensor, because autograd adds another gradient in place only then.
     return torch.from_numpy(memory[begin : begin + size].reshape(shape))
 

@@ -1,9 +1,10 @@
 """Loading of the C++ kernels, and the processors on which they are used.
 
-They are used on processors with AVX-512.  PyTorch multiplies float32 matrices with MKL, which reached less than half of
-the speed of the kernel on an AMD EPYC (Zen 5), but 1.03 to 1.45 times its speed on an Intel Xeon (Emerald Rapids).  On
-Intel's processors, matrix products are therefore left to PyTorch.  Which implementation runs is a function of the
-processor alone, never of a measurement, so that a run can be resumed with the same bits.
+All builds give the same bits.  PyTorch multiplies float32 matrices with MKL, which reached less than half of the speed
+of the kernel on an AMD EPYC (Zen 5, AVX-512) and about the same on another (Zen 3, AVX2), but 1.03 to 1.45 times its
+speed on an Intel Xeon (Emerald Rapids).  Matrix products are therefore left to PyTorch except on AMD's processors.
+Which implementation runs is a function of the processor alone, never of a measurement, so that a run can be resumed
+with the same bits.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_INSTRUCTIONS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
+_BUILDS = {"avx512": "avx512f avx512bw avx512vl avx512dq fma", "avx2": "avx2 fma f16c", "neon": "asimd"}
+"""The instructions of each build, as /proc/cpuinfo calls them, the fastest build first."""
 
 
 def kernels() -> Any:
-    """Return the C interface of csrc/api.cpp, a `ctypes.CDLL`, or None if PyTorch's operations are to be used."""
+    """Return the C interface of csrc/kernels.h, a `ctypes.CDLL`, or None if PyTorch's operations are to be used."""
     return _load()
 
 
@@ -26,15 +28,17 @@ def has_kernel_products() -> bool:
     return kernels() is not None and prefers_products(_cpuinfo())
 
 
-def prefers_kernels(cpuinfo: str) -> bool:
-    """Return whether the kernels are faster than PyTorch on a processor; cpuinfo: the content of /proc/cpuinfo."""
-    return set(_fields(cpuinfo).get("flags", "").split()) >= _INSTRUCTIONS
+def preferred_build(cpuinfo: str) -> str | None:
+    """Return the build for a processor, or None without one; cpuinfo: the content of /proc/cpuinfo."""
+    fields = _fields(cpuinfo)
+    flags = (fields.get("flags") or fields.get("Features", "")).split()
+    return next((build for build, instructions in _BUILDS.items() if set(flags) >= set(instructions.split())), None)
 
 
 @cache
 def prefers_products(cpuinfo: str) -> bool:
     """Return whether the kernel of matrix products is faster than PyTorch's on a processor."""
-    return prefers_kernels(cpuinfo) and _fields(cpuinfo).get("vendor_id", "GenuineIntel") != "GenuineIntel"
+    return preferred_build(cpuinfo) is not None and _fields(cpuinfo).get("vendor_id") == "AuthenticAMD"
 
 
 def _fields(cpuinfo: str) -> dict[str, str]:
@@ -42,13 +46,13 @@ def _fields(cpuinfo: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
+def _built() -> list[Path]:
+    return sorted(Path(__file__).parent.glob(f"_{preferred_build(_cpuinfo())}.*"))
+
+
 def lacks_kernels() -> bool:
     """Return whether the kernels would be used on this processor, if they had been built."""
-    return not _built() and prefers_kernels(_cpuinfo())
-
-
-def _built() -> list[Path]:
-    return sorted(Path(__file__).parent.glob("_avx512.*"))
+    return preferred_build(_cpuinfo()) is not None and not _built()
 
 
 @cache
@@ -61,9 +65,7 @@ def _cpuinfo() -> str:
 
 @cache
 def _load() -> ctypes.CDLL | None:
-    built = _built()
-    # The library may execute AVX-512 instructions as soon as it is loaded.
-    if not built or not prefers_kernels(_cpuinfo()):
+    if not (built := _built()):
         return None
     try:
         library = ctypes.CDLL(str(built[0]))

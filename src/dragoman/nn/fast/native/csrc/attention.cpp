@@ -1,51 +1,71 @@
-#include "attention.h"
-
+// Attention over short sequences, whose weights are stored.
 #include <cmath>
 
+#include "kernels.h"
 #include "matmul.h"
 #include "vector_math.h"
 
-namespace dragoman {
+using namespace dragoman;
+
 namespace {
+
+struct AttentionSizes {
+  explicit AttentionSizes(const int64_t* s) : n(s[0]), h(s[1]), hkv(s[2]), tq(s[3]), tk(s[4]), dk(s[5]), dh(s[6]) {}
+  int64_t n, h, hkv, tq, tk, dk, dh;
+};
+
+// Element [n][h][t][i] of array `index` is data[n * row + h * head + t * position + i].
+template <typename T>
+struct Heads {
+  Heads(T* array, const int64_t* strides, int index)
+      : data(array), row(strides[3 * index]), head(strides[3 * index + 1]), position(strides[3 * index + 2]) {}
+  T* data;
+  int64_t row, head, position;
+
+  T* at(int64_t n, int64_t h) const { return data + n * row + h * head; }
+};
+
+struct AttentionInputs {
+  Heads<const float> q, k, v, bias;
+};
 
 // row = softmax(scale * row + bias); a row of -inf becomes NaN, as in PyTorch.
 void softmax(int64_t size, float scale, const float* bias, float* row) {
-  __m512 highest = _mm512_set1_ps(-INFINITY);
+  Vec highest = all(-INFINITY);
   for (int64_t i = 0; i < size; i += 16) {
-    const __mmask16 lanes = first_lanes(size - i);
-    __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, row + i), _mm512_set1_ps(scale));
-    if (bias != nullptr) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, bias + i));
-    _mm512_mask_storeu_ps(row + i, lanes, x);
-    highest = _mm512_mask_max_ps(highest, lanes, highest, x);
+    const Lanes lanes = first_lanes(size - i);
+    Vec x = load(row + i, lanes, -INFINITY) * all(scale);
+    if (bias != nullptr) x = x + load(bias + i, lanes);
+    store(row + i, x, lanes);
+    highest = max(highest, x);
   }
-  const __m512 peak = _mm512_set1_ps(_mm512_reduce_max_ps(highest));
-  __m512 sum = _mm512_setzero_ps();
+  const Vec peak = all(reduce_max(highest));
+  Vec sum = all(0);
   for (int64_t i = 0; i < size; i += 16) {
-    const __mmask16 lanes = first_lanes(size - i);
-    const __m512 x = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, row + i), peak));
-    _mm512_mask_storeu_ps(row + i, lanes, x);
-    sum = _mm512_mask_add_ps(sum, lanes, sum, x);
+    const Lanes lanes = first_lanes(size - i);
+    const Vec x = exp(load(row + i, lanes, -INFINITY) - peak);
+    store(row + i, x, lanes);
+    sum = sum + x;
   }
-  const __m512 inverse = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
+  const Vec inverse = all(1 / reduce_sum(sum));
   for (int64_t i = 0; i < size; i += 16) {
-    const __mmask16 lanes = first_lanes(size - i);
-    _mm512_mask_storeu_ps(row + i, lanes, _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, row + i), inverse));
+    const Lanes lanes = first_lanes(size - i);
+    store(row + i, load(row + i, lanes) * inverse, lanes);
   }
 }
 
 // grad = scale * weights * (grad - sum of grad * weights), the gradient of the scaled scores.
 void softmax_backward(int64_t size, float scale, const float* weights, float* grad) {
-  __m512 along = _mm512_setzero_ps();
+  Vec along = all(0);
   for (int64_t i = 0; i < size; i += 16) {
-    const __mmask16 lanes = first_lanes(size - i);
-    along = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(lanes, weights + i), _mm512_maskz_loadu_ps(lanes, grad + i), along);
+    const Lanes lanes = first_lanes(size - i);
+    along = fmadd(load(weights + i, lanes), load(grad + i, lanes), along);
   }
-  const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(along)), factor = _mm512_set1_ps(scale);
+  const Vec mean = all(reduce_sum(along)), factor = all(scale);
   for (int64_t i = 0; i < size; i += 16) {
-    const __mmask16 lanes = first_lanes(size - i);
-    const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, grad + i), mean);
-    const __m512 scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, weights + i), factor);
-    _mm512_mask_storeu_ps(grad + i, lanes, _mm512_mul_ps(scaled, difference));
+    const Lanes lanes = first_lanes(size - i);
+    const Vec difference = load(grad + i, lanes) - mean;
+    store(grad + i, load(weights + i, lanes) * factor * difference, lanes);
   }
 }
 
@@ -68,19 +88,27 @@ void attend_head(Workspace& workspace, const AttentionSizes& s, const AttentionI
 
 }  // namespace
 
-void attend(int threads, const AttentionSizes& s, const AttentionInputs& in, float* weights, Heads<float> out) {
+void dragoman_attend(int threads, const int64_t* sizes, const int64_t* strides, const float* q, const float* k,
+                     const float* v, const float* bias, float* weights, float* out) {
+  const AttentionSizes s(sizes);
+  const AttentionInputs in{{q, strides, 0}, {k, strides, 1}, {v, strides, 2}, {bias, strides, 3}};
+  const Heads<float> result(out, strides, 4);
 #pragma omp parallel num_threads(threads)
   {
     Workspace workspace;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < s.n * s.h; ++i) {
-      attend_head(workspace, s, in, i / s.h, i % s.h, weights + i * s.tq * s.tk, out);
+      attend_head(workspace, s, in, i / s.h, i % s.h, weights + i * s.tq * s.tk, result);
     }
   }
 }
 
-void attend_backward(int threads, const AttentionSizes& s, const AttentionInputs& in, const float* weights,
-                     Heads<const float> grad_out, Heads<float> grad_q, Heads<float> grad_k, Heads<float> grad_v) {
+void dragoman_attend_backward(int threads, const int64_t* sizes, const int64_t* strides, const float* q,
+                              const float* k, const float* v, const float* weights, const float* grad_out,
+                              float* grad_q, float* grad_k, float* grad_v) {
+  const AttentionSizes s(sizes);
+  const Heads<const float> queries(q, strides, 0), keys(k, strides, 1), values(v, strides, 2), out(grad_out, strides, 3);
+  const Heads<float> to_q(grad_q, strides, 4), to_k(grad_k, strides, 5), to_v(grad_v, strides, 6);
   const int64_t group = s.h / s.hkv;
   const float scale = 1 / std::sqrt(static_cast<float>(s.dk));
 #pragma omp parallel num_threads(threads)
@@ -90,22 +118,20 @@ void attend_backward(int threads, const AttentionSizes& s, const AttentionInputs
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < s.n * s.hkv; ++i) {
       const int64_t n = i / s.hkv, kv = i % s.hkv;
-      const float *k = in.k.at(n, kv), *v = in.v.at(n, kv);
+      const float *key = keys.at(n, kv), *value = values.at(n, kv);
       for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
         const bool accumulate = h > kv * group;
-        const float *w = weights + (n * s.h + h) * s.tq * s.tk, *g = grad_out.at(n, h);
-        multiply_serial(workspace, {s.tk, s.dh, s.tq}, transposed(w, s.tk), rows_of(g, grad_out.position), nullptr,
-                        accumulate, grad_v.at(n, kv), grad_v.position);
-        multiply_serial(workspace, {s.tq, s.tk, s.dh}, rows_of(g, grad_out.position), transposed(v, in.v.position),
+        const float *w = weights + (n * s.h + h) * s.tq * s.tk, *g = out.at(n, h);
+        multiply_serial(workspace, {s.tk, s.dh, s.tq}, transposed(w, s.tk), rows_of(g, out.position), nullptr,
+                        accumulate, to_v.at(n, kv), to_v.position);
+        multiply_serial(workspace, {s.tq, s.tk, s.dh}, rows_of(g, out.position), transposed(value, values.position),
                         nullptr, false, grad, s.tk);
         for (int64_t t = 0; t < s.tq; ++t) softmax_backward(s.tk, scale, w + t * s.tk, grad + t * s.tk);
-        multiply_serial(workspace, {s.tq, s.dk, s.tk}, rows_of(grad, s.tk), rows_of(k, in.k.position), nullptr, false,
-                        grad_q.at(n, h), grad_q.position);
-        multiply_serial(workspace, {s.tk, s.dk, s.tq}, transposed(grad, s.tk), rows_of(in.q.at(n, h), in.q.position),
-                        nullptr, accumulate, grad_k.at(n, kv), grad_k.position);
+        multiply_serial(workspace, {s.tq, s.dk, s.tk}, rows_of(grad, s.tk), rows_of(key, keys.position), nullptr, false,
+                        to_q.at(n, h), to_q.position);
+        multiply_serial(workspace, {s.tk, s.dk, s.tq}, transposed(grad, s.tk), rows_of(queries.at(n, h), queries.position),
+                        nullptr, accumulate, to_k.at(n, kv), to_k.position);
       }
     }
   }
 }
-
-}  // namespace dragoman

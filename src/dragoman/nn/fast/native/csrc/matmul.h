@@ -48,11 +48,6 @@ class Workspace {
 };
 
 // C = A B + bias, or C += A B + bias; bias: n values, or null.  c: rows of n contiguous values, c_stride apart.
-// threads: at most this many; the result does not depend on it.
-void multiply(int threads, const Sizes& sizes, const Matrix& a, const Matrix& b, const float* bias, bool accumulate,
-              float* c, int64_t c_stride);
-
-// The same on the calling thread.
 void multiply_serial(Workspace& workspace, const Sizes& sizes, const Matrix& a, const Matrix& b, const float* bias,
                      bool accumulate, float* c, int64_t c_stride);
 

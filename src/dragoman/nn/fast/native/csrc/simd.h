@@ -1,7 +1,7 @@
 // SIMD vectors: 16 floats or 32-bit integers with AVX-512, 8 with AVX2 and NEON, and the vector math built on them.
 //
-// All builds provide the same functions, so that the kernels are written once.  Those with 8 elements round and add in
-// the same order, so that their results are equal.
+// All builds provide the same functions, so that the kernels of the engine and of training are written once.  Those with
+// 8 elements round and add in the same order, so that their results are equal.
 #pragma once
 
 #if defined(__aarch64__)
@@ -21,6 +21,13 @@
 
 namespace dragoman {
 
+#if !defined(__AVX512F__)
+// The first `count` of 16 lanes, none if it is negative, and those of one vector of them.
+using Lanes = int;
+inline Lanes first_lanes(int64_t count) { return count < 16 ? static_cast<int>(count) : 16; }
+inline Lanes part_of(Lanes lanes, int i) { return lanes - 8 * i; }
+#endif
+
 #if defined(__AVX512F__)
 
 constexpr int VEC_SIZE = 16;
@@ -34,6 +41,17 @@ inline VecF32 load(const uint16_t* fp16) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(fp16)));
 }
 inline void store(float* p, VecF32 x) { _mm512_storeu_ps(p, x); }
+using VecMask = __mmask16;
+// Bit i of the mask, and back.
+inline VecMask mask_of(uint32_t bits) { return static_cast<VecMask>(bits); }
+inline uint32_t bits_of(VecMask mask) { return mask; }
+// The first `count` of 16 lanes, none if it is negative, and those of one vector of them.
+using Lanes = VecMask;
+inline Lanes first_lanes(int64_t count) { return mask_of(count >= 16 ? 0xFFFF : count <= 0 ? 0 : (1u << count) - 1); }
+inline Lanes part_of(Lanes lanes, int) { return lanes; }
+// Only these lanes are read, the others are `fill`, or written.
+inline VecF32 load_lanes(const float* p, Lanes lanes, float fill) { return _mm512_mask_loadu_ps(broadcast(fill), lanes, p); }
+inline void store_lanes(float* p, VecF32 x, Lanes lanes) { _mm512_mask_storeu_ps(p, lanes, x); }
 inline void store_fp16(uint16_t* p, VecF32 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -50,6 +68,8 @@ inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
 }
 // x * 2^n for integral n.
 inline VecF32 ldexp(VecF32 x, VecF32 n) { return _mm512_scalef_ps(x, n); }
+// The nearest integers, of ties the even ones.
+inline VecF32 round(VecF32 x) { return _mm512_roundscale_ps(x, 8); }
 // The bits of x, shifted to the left and read as numbers again.
 template <int BITS>
 inline VecF32 shift_bits(VecF32 x) {
@@ -57,7 +77,6 @@ inline VecF32 shift_bits(VecF32 x) {
 }
 // Bit i is set if x[i] > limit[i].
 inline uint32_t greater_mask(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
-using VecMask = __mmask16;
 inline VecMask at_least(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ); }
 // x where the mask is set, y elsewhere.
 inline VecF32 select(VecMask mask, VecF32 x, VecF32 y) { return _mm512_mask_blend_ps(mask, y, x); }
@@ -69,6 +88,37 @@ inline VecF32 shift_in(VecF32 before, VecF32 x) {
 }
 inline float reduce_sum(VecF32 x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(VecF32 x) { return _mm512_reduce_max_ps(x); }
+
+// Element j of vector i becomes element i of vector j.
+inline void transpose(VecF32 (&r)[VEC_SIZE]) {
+  VecF32 t[VEC_SIZE];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xEE);
+    r[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xDD);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xDD);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xDD);
+    r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xDD);
+  }
+}
 
 inline VecI32 zeros_i32() { return _mm512_setzero_si512(); }
 inline VecI32 broadcast_i32(int32_t x) { return _mm512_set1_epi32(x); }
@@ -113,6 +163,31 @@ inline void store(float* p, VecF32 x) {
   vst1q_f32(p, x.low);
   vst1q_f32(p + 4, x.high);
 }
+struct VecMask {
+  uint32x4_t low, high;
+};
+// Bit i of the mask, and back.
+inline VecMask mask_of(uint32_t bits) {
+  const uint32x4_t all = vdupq_n_u32(bits), low = {1, 2, 4, 8};
+  return {vtstq_u32(all, low), vtstq_u32(all, vshlq_n_u32(low, 4))};
+}
+inline uint32_t bits_of(VecMask mask) {
+  const uint32x4_t low = {1, 2, 4, 8};
+  return vaddvq_u32(vorrq_u32(vandq_u32(mask.low, low), vandq_u32(mask.high, vshlq_n_u32(low, 4))));
+}
+// Only these lanes are read, the others are `fill`, or written.
+inline VecF32 load_lanes(const float* p, Lanes lanes, float fill) {
+  if (lanes >= VEC_SIZE) return load(p);
+  float x[VEC_SIZE];
+  for (int i = 0; i < VEC_SIZE; ++i) x[i] = i < lanes ? p[i] : fill;
+  return load(x);
+}
+inline void store_lanes(float* p, VecF32 x, Lanes lanes) {
+  if (lanes >= VEC_SIZE) return store(p, x);
+  float y[VEC_SIZE];
+  store(y, x);
+  for (int i = 0; i < lanes; ++i) p[i] = y[i];
+}
 inline void store_fp16(uint16_t* p, VecF32 x) {
   vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.low), x.high)));
 }
@@ -139,22 +214,17 @@ inline VecF32 shift_bits(VecF32 x) {
 }
 // The nearest integers, of ties the even ones.
 inline VecI32 to_i32(VecF32 x) { return {vcvtnq_s32_f32(x.low), vcvtnq_s32_f32(x.high)}; }
+inline VecF32 round(VecF32 x) { return {vrndnq_f32(x.low), vrndnq_f32(x.high)}; }
 inline VecF32 to_f32(VecI32 x) { return {vcvtq_f32_s32(x.low), vcvtq_f32_s32(x.high)}; }
 // x * 2^n for integral n: 2^n is built by writing n + 127 into the exponent bits.
 inline VecF32 ldexp(VecF32 x, VecF32 n) {
   const VecI32 exponent = to_i32(n + broadcast(127.0f));
   return x * shift_bits<23>({vreinterpretq_f32_s32(exponent.low), vreinterpretq_f32_s32(exponent.high)});
 }
-struct VecMask {
-  uint32x4_t low, high;
-};
 inline VecMask at_least(VecF32 x, VecF32 limit) { return {vcgeq_f32(x.low, limit.low), vcgeq_f32(x.high, limit.high)}; }
 // Bit i is set if x[i] > limit[i].
 inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
-  const uint32x4_t bits = {1, 2, 4, 8};
-  const uint32x4_t low = vandq_u32(vcgtq_f32(x.low, limit.low), bits);
-  const uint32x4_t high = vandq_u32(vcgtq_f32(x.high, limit.high), vshlq_n_u32(bits, 4));
-  return vaddvq_u32(vorrq_u32(low, high));
+  return bits_of({vcgtq_f32(x.low, limit.low), vcgtq_f32(x.high, limit.high)});
 }
 // x where the mask is set, y elsewhere.
 inline VecF32 select(VecMask mask, VecF32 x, VecF32 y) {
@@ -180,6 +250,23 @@ inline float reduce_max(VecF32 x) {
   return vgetq_lane_f32(max(y, vextq_f32(y, y, 1)), 0);
 }
 
+// Element j of vector i becomes element i of vector j.
+inline void transpose(VecF32 (&r)[VEC_SIZE]) {
+  float rows[VEC_SIZE][VEC_SIZE], columns[VEC_SIZE][VEC_SIZE];
+  for (int i = 0; i < VEC_SIZE; ++i) store(rows[i], r[i]);
+  for (int i = 0; i < VEC_SIZE; ++i) {
+    for (int j = 0; j < VEC_SIZE; ++j) columns[i][j] = rows[j][i];
+  }
+  for (int i = 0; i < VEC_SIZE; ++i) r[i] = load(columns[i]);
+}
+
+// Bit i is set if p[i] >= limit, for 16 bytes.
+inline uint32_t bytes_at_least(const uint8_t* p, uint8_t limit) {
+  const uint8x16_t bits = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  const uint8x16_t found = vandq_u8(vcgeq_u8(vld1q_u8(p), vdupq_n_u8(limit)), bits);
+  return vaddv_u8(vget_low_u8(found)) | static_cast<uint32_t>(vaddv_u8(vget_high_u8(found))) << 8;
+}
+
 inline VecI32 broadcast_i32(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
 inline VecI32 zeros_i32() { return broadcast_i32(0); }
 inline VecI32 load_i32(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
@@ -201,6 +288,27 @@ inline VecF32 load(const uint16_t* fp16) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(fp16)));
 }
 inline void store(float* p, VecF32 x) { _mm256_storeu_ps(p, x); }
+using VecMask = __m256;
+// Bit i of the mask, and back.
+inline VecMask mask_of(uint32_t bits) {
+  const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i found = _mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(bits)), lanes);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(found, lanes));
+}
+inline uint32_t bits_of(VecMask mask) { return static_cast<uint32_t>(_mm256_movemask_ps(mask)); }
+inline __m256i lane_mask(Lanes lanes) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+// Only these lanes are read, the others are `fill`, or written.
+inline VecF32 load_lanes(const float* p, Lanes lanes, float fill) {
+  if (lanes >= VEC_SIZE) return load(p);
+  const __m256i mask = lane_mask(lanes);
+  return _mm256_blendv_ps(broadcast(fill), _mm256_maskload_ps(p, mask), _mm256_castsi256_ps(mask));
+}
+inline void store_lanes(float* p, VecF32 x, Lanes lanes) {
+  if (lanes >= VEC_SIZE) return store(p, x);
+  _mm256_maskstore_ps(p, lane_mask(lanes), x);
+}
 inline void store_fp16(uint16_t* p, VecF32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -219,16 +327,15 @@ inline VecF32 ldexp(VecF32 x, VecF32 n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return x * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
 }
+// The nearest integers, of ties the even ones.
+inline VecF32 round(VecF32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // The bits of x, shifted to the left and read as numbers again.
 template <int BITS>
 inline VecF32 shift_bits(VecF32 x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), BITS));
 }
 // Bit i is set if x[i] > limit[i].
-inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
-  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
-}
-using VecMask = __m256;
+inline uint32_t greater_mask(VecF32 x, VecF32 limit) { return bits_of(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)); }
 inline VecMask at_least(VecF32 x, VecF32 limit) { return _mm256_cmp_ps(x, limit, _CMP_GE_OQ); }
 // x where the mask is set, y elsewhere.
 inline VecF32 select(VecMask mask, VecF32 x, VecF32 y) { return _mm256_blendv_ps(y, x, mask); }
@@ -254,6 +361,30 @@ inline float reduce_max(VecF32 x) {
   return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
 
+// Element j of vector i becomes element i of vector j.
+inline void transpose(VecF32 (&r)[VEC_SIZE]) {
+  VecF32 t[VEC_SIZE];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xEE);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
 inline VecI32 zeros_i32() { return _mm256_setzero_si256(); }
 inline VecI32 broadcast_i32(int32_t x) { return _mm256_set1_epi32(x); }
 inline VecI32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -262,6 +393,14 @@ inline VecI32 load_i8(const int8_t* p) { return _mm256_loadu_si256(reinterpret_c
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm256_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
 
+#endif
+
+#if !defined(__aarch64__)
+// Bit i is set if p[i] >= limit, for 16 bytes.
+inline uint32_t bytes_at_least(const uint8_t* p, uint8_t limit) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(x, _mm_set1_epi8(static_cast<char>(limit))), x));
+}
 #endif
 
 #if !defined(__AVX512F__)

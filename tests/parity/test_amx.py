@@ -14,9 +14,8 @@ from dragoman.nn.fast.native import library as training
 from native_builds import EMULATED_TILES
 
 HERE = Path(__file__).parent
-SOURCES = Path(library.__file__).parent / "csrc"
-FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-I", str(SOURCES)]
-FLAGS += ["-I", str(Path(training.__file__).parent / "csrc")]
+SOURCES, TRAINING = (Path(package.__file__).parent / "csrc" for package in (library, training))
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", f"-I{SOURCES}", f"-I{TRAINING}"]
 BUILDS = {
     "emulated": [
         "-mavx2", "-mfma", "-mf16c", EMULATED_TILES, f"-I{HERE}",

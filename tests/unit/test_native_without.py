@@ -213,8 +213,7 @@ def test_with_a_compiler_there_are_two_builds_of_each_library_and_the_check_of_t
     done = build(sources)
 
     assert done.returncode == 0, done.stderr
-    names = sorted(path.name.split(".")[0] for path in sources.rglob("*.so"))
-    assert names == ["_avx2", "_avx2", "_avx512", "_avx512", "_cpu"]
+    assert sorted(path.name[:5] for path in sources.rglob("*.so")) == ["_avx2", "_avx2", "_avx5", "_avx5", "_cpu."]
 
 
 # --------------------------------------------------------------------------------------------------- PyTorch backend

@@ -140,6 +140,9 @@ BLOCKS += ["> [!NOTE]\n> {}\n\n", "!!! note\n    {}\n", "{}\n: {}\n", ":::a {}\n
 BLOCKS += ["{}\n[^1]: {}\n", "<Tab a={{{}}}>\n{}\n</Tab>\n", "{}\n{: .a}\n\n", "+--+\n| {} |\n+--+\n"]
 BLOCKS += ["    {}\n\n", "```\n{}\n```\n", "<div>\n{}\n</div>\n\n", "\t{}\n", "[r]: {}\n\n", "-\t{}\n"]
 CUES = [*PIECES, "<i>", "</i>", "- ", "&amp;", "&nbsp;", "{\\an8}", "<00:01.500>", "\n", "\n", "\r\n", "-->"]
+USFM = [*PIECES, "\\add a\\add*", "\\f + \\fr 1:1 \\ft b\\f*", "\\x - c\\x*", "\\w d|e\\w*", "\\zaln-s |x\\*", "|"]
+USFM += ["\\f ", "\\f*", "\\fig a|b\\fig*", "//", "\\add ", "\\add*", "|a\\w*", "\\", "\\+nd ", "\\nd*", "\n", "\r\n"]
+USFM_LINES = ["\\p {}\n", "\\v 1 {}", "\\v 2-3 {}\n", "\\c 1\r\n", "\\q1 {}\n", "{}\n", "\\rem {}\n", "\\id {}\n"]
 UNIT = [*CODED, '<x id="1"/>', '<bx id="2"/>', '<ex id="2"/>', '<bpt id="3">b </bpt>', '<ept id="3"/>', "<ph>%s </ph>"]
 UNIT_ELEMENTS = ['<g id="4">{}</g>', '<mrk mtype="protected">{}</mrk>', "<hi>{}</hi>"]
 XLIFF = '<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2">%s</xliff>'
@@ -200,7 +203,7 @@ def document(format: str, texts: Sequence[str], language: str = "en") -> bytes:
     lines = {
         "txt": "{}\n", "md": "{}\n\n", "html": "<p>{}</p>\n", "srt": "1\n00:00:01,000 --> 00:00:02,000\n{}\n\n",
         "vtt": "00:01.000 --> 00:02.000\n{}\n\n", "po": 'msgid "{}"\nmsgstr ""\n\n', "csv": '"{}",7\n',
-        "tsv": "{}\t7\n",
+        "tsv": "{}\t7\n", "usfm": "\\p {}\n",
         "xliff": "<trans-unit><source>{}</source></trans-unit>\n", "json": '"{}",\n',
         "tmx": f'<tu><tuv xml:lang="{language}"><seg>{{}}</seg></tuv></tu>\n', "odt": "<text:p>{}</text:p>",
         "docx": "<w:p><w:r><w:t>{}</w:t></w:r></w:p>", "pptx": "<a:p><a:r><a:t>{}</a:t></a:r></a:p>",
@@ -283,6 +286,7 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
         "html": lambda: nested(PAGE, PAGE_ELEMENTS),
         "srt": lambda: many(CUE, lambda: text(CUES)),
         "vtt": lambda: "WEBVTT\n\nNOTE a  b\n\n" + many(CUE, lambda: text(CUES)),
+        "usfm": lambda: many(USFM_LINES, lambda: text(USFM)),
         "po": lambda: 'msgid ""\nmsgstr ""\n"Language: de\\n"\n\n' + many(["{}"], entry),
         "xliff": lambda: XLIFF % many(UNITS, lambda: nested(UNIT, UNIT_ELEMENTS[:2])),
         "tmx": lambda: TMX % many(PAIRS, lambda: nested(UNIT, UNIT_ELEMENTS[2:])),

@@ -436,6 +436,29 @@ def test_quotation_marks_inside_cells_do_not_hide_the_delimiter() -> None:
     assert translated("csv", 'an 8" pipe;a b\n"c, d, e, f";g\n').decode() == '"AN 8"" PIPE";A B\n"C, D, E, F";G\n'
 
 
+BOOK = {
+    r"\id GEN a draft": "", r"\h Genesis": r"\h GENESIS", r"\toc3 Gen": "", r"\c 1": "", r"\r (John 1.1-5)": "",
+    r"\p": "", r"\rem this": "", "of it": "OF IT", r"\v 1 be \q1 it \b": r"\v 1 BE \q1 IT \b",
+    r"\v 1 he\f a \fr 1:1 \ft or \fq when\fq* God\f* is. \v 2-3 and":
+        r"\v 1 HE\f a \fr 1:1 \ft OR \fq WHEN\fq* GOD\f* IS. \v 2-3 AND",
+    r"\v 4a a\x - \xt Ps 1\x* \add the \+nd b\+nd*\add* c": r"\v 4a A\x - \xt Ps 1\x* \add THE \+nd B\+nd*\add* C",
+    r'\q1 see \w light|lemma="a"\w*, \zaln-s |x="a"\*and\zaln-e\*':
+        r'\q1 SEE \w LIGHT|lemma="a"\w*, \zaln-s |x="a"\*AND\zaln-e\*',
+    r'\q2 // more \fig a map|src="a.jpg"\fig* at https://a.org': r'\q2 // MORE \fig a map|src="a.jpg"\fig* AT https://a.org',
+}  # fmt: skip
+"""Lines and their translation, "" if they are kept."""
+
+
+def test_books_of_the_bible() -> None:
+    source, expected = ("\r\n".join(lines) for lines in (BOOK, [new or line for line, new in BOOK.items()]))
+    assert translated("usfm", source).decode() == expected
+    assert translated("usfm", "\\p one|two\n", says("a \\b |c")) == b"\\p a /b /c\n", "a translation has no markers"
+    notes = translated("usfm", r"\v 1 or\f + \ft see\f* not", longer()).decode()
+    assert re.fullmatch(r"\\v 1 NOT\\f \+ \\ft SEE .*\\f\* OR .*", notes), notes
+    with pytest.raises(DataError, match="contains no marker"):
+        translated("usfm", "In the beginning")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "is_header"),
     [

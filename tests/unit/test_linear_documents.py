@@ -42,6 +42,7 @@ DIALECTS = [
 PIECES = {
     "md": [*samples.MARKED, *samples.BLOCKS, *DIALECTS],
     "html": [*samples.PAGE, *samples.PAGE_ELEMENTS], "srt": samples.CUES, "vtt": samples.CUES,
+    "usfm": [*samples.USFM, *samples.USFM_LINES],
     "xliff": [*samples.UNIT, *samples.UNIT_ELEMENTS], "tmx": samples.UNIT,
     "docx": [*samples.WORD, *samples.WORD_ELEMENTS],
     "odt": [*samples.OPEN_TEXT, *samples.OPEN_ELEMENTS], "epub": [*samples.XHTML, *samples.XHTML_ELEMENTS],
@@ -51,6 +52,7 @@ FRAMES = {
     "po": [('msgid "', '"\nmsgstr ""\n'), ('msgid "a"\nmsgstr ""\n', "")],
     "srt": [("1\n00:00:01,000 --> 00:00:02,000\n", "\n")],
     "vtt": [("WEBVTT\n\n00:01.000 --> 00:02.000\n", "\n"), ("WEBVTT\n", "")],
+    "usfm": [("\\v 1 ", "\\add*\n"), ("\\f ", "\\f*")],
     "xliff": [(f"{XLIFF}<trans-unit><source>", "</source></trans-unit></xliff>"), (XLIFF, "</xliff>")],
     "tmx": [(TMX, "</seg></tuv></tu></tmx>")], "csv": [('a,"', '"\n'), ("", "")], "html": [("", "a>")],
     "json": [('["', '"]'), ("[", "]")], "md": [("", ""), ("| a |\n|---|\n| ", " |"), ("- ", "")],
@@ -112,6 +114,7 @@ def quality(text: str) -> None:
     check.source_flags(text, [4, 5])
     check.lacks_content(text, text[::-1])
     check.changed_parts(text, text[::-1])
+    check.is_in_other_script(text, "ru")
     check.changed_parts(text, f"{text} 17 {{n}}")
 
 

@@ -55,6 +55,11 @@ FORMATS = {
         Format("srt", (".srt",), "subtitles:translate_srt", "the text of each cue", "numbers, times, positions"),
         Format("vtt", (".vtt",), "subtitles:translate_vtt", "the text of each cue",
                "times, positions, voices, styles, notes"),
+        Format("usfm", (".usfm", ".sfm"), "usfm:translate_usfm",
+               "verses, paragraphs, headings and footnotes, each line and verse on its own; markers of characters are "
+               "inline tags",
+               "markers, numbers, line ends, identification (`\\id`), remarks, references, cross references (`\\x`), "
+               "figures"),
         Format("po", (".po", ".pot"), "exchange:translate_po", "entries without a translation, with plural forms",
                "existing translations, fuzzy ones as well; comments, header, obsolete entries"),
         Format("xliff", (".xliff", ".xlf"), "exchange:translate_xliff",

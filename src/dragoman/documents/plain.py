@@ -75,13 +75,13 @@ def line_numbers(text: str | bytes, offsets: Iterable[int]) -> list[int]:
     return lines
 
 
-_LINE_END = re.compile(r"(\r\n|\n|\r)")
+LINE_END = re.compile(r"(\r\n|\n|\r)")
 
 
 def translate_txt(data: bytes, translator: DocumentTranslator) -> bytes:
     """Translate a text file line by line.  Raises DataError."""
     text, encode = decode_text(data)
-    pieces = _LINE_END.split(text)  # lines, and the ends of all but the last, in turn
+    pieces = LINE_END.split(text)  # lines, and the ends of all but the last, in turn
     lines = pieces[::2]
     pieces[::2] = map(source_text, translator.segments([[line] for line in lines], range(1, len(lines) + 1)))
     return encode("".join(pieces))

@@ -81,18 +81,11 @@ def sample_report() -> DemoReport:
     ]
     layers = [[head(0.4), head(0.5)], [head(0.6), head(0.95)], [head(0.3), head(0.35)]]
     return DemoReport(
-        target="German",
-        target_code="de",
-        word_order="The unit precedes the ten.",
-        title="Numbers in words",
+        target="German", target_code="de", word_order="The unit precedes the ten.", title="Numbers in words",
         config={"model": {"architecture": "transformer", "d_model": 64}, "train": {"budget": "3 min"}},
-        parameters=2_500_000,
-        seconds=200.0,
-        device="cpu",
-        history=[step | {"step": s, "loss": 6 / s, "seconds": s / 2} for s in range(1, 12)],
-        exact_match=2 / 3,
-        test_items=30,
-        samples=samples,
+        parameters=2_500_000, seconds=200.0, device="cpu",
+        history=[step | {"step": s, "loss": 6 / s, "seconds": s / 2} for s in range(1, 12)], exact_match=2 / 3,
+        test_items=30, samples=samples,
         attention=AttentionPicture(SOURCE, TARGET, [torch.tensor(heads) for heads in layers]),
         chinese={"title": "数字的写法", "target": "德语", "word_order": "个位在十位之前。"},
-    )
+    )  # fmt: skip

@@ -63,15 +63,10 @@ def test_wrong_types_and_excessive_numbers_are_named_too() -> None:
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [
-        ("beam", 1, 4096),
-        ("nbest", 1, 4096),
-        ("alpha", 0, 10),
-        ("max_extra", 0, 10_000),
-        ("min_length", 0, 10_000),
-        ("no_repeat_ngram", 0, 10_000),
-        ("top_k", 0, None),
+        ("beam", 1, 4096), ("nbest", 1, 4096), ("alpha", 0, 10), ("max_extra", 0, 10_000),
+        ("min_length", 0, 10_000), ("no_repeat_ngram", 0, 10_000), ("top_k", 0, None),
     ],
-)
+)  # fmt: skip
 def test_the_first_and_last_number_of_a_setting_are_accepted(name: str, first: int, last: int | None) -> None:
     for good in (first, last):
         assert good is None or getattr(SearchSettings(**{"sample": True, name: good}), name) == good  # type: ignore[arg-type]
@@ -257,16 +252,11 @@ def test_samples_follow_the_probabilities() -> None:
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [
-        ({"top_k": 1}, {1}),
-        ({"top_k": 2}, {1, 4}),
-        ({"top_k": 4}, {0, 1, 3, 4}),
-        ({"top_k": 9}, {0, 1, 2, 3, 4}),
-        ({"top_p": 0.01}, {1}),
-        ({"top_p": 0.75}, {1, 4, 3}),
-        ({"top_k": 2, "top_p": 0.4}, {1}),
-        ({"temperature": 0.01}, {1}),
+        ({"top_k": 1}, {1}), ({"top_k": 2}, {1, 4}), ({"top_k": 4}, {0, 1, 3, 4}),
+        ({"top_k": 9}, {0, 1, 2, 3, 4}), ({"top_p": 0.01}, {1}), ({"top_p": 0.75}, {1, 4, 3}),
+        ({"top_k": 2, "top_p": 0.4}, {1}), ({"temperature": 0.01}, {1}),
     ],
-)
+)  # fmt: skip
 def test_top_k_top_p_and_temperature_leave_the_right_tokens(settings: dict[str, Any], kept: set[int]) -> None:
     probs = torch.tensor([0.08, 0.4, 0.02, 0.2, 0.3])
     uniform = torch.linspace(0, 0.9999, 501)
@@ -346,15 +336,10 @@ def test_the_end_is_crossed_out_below_the_minimum(length: int, crossed: set[int]
 @pytest.mark.parametrize(
     ("size", "tokens", "crossed"),
     [
-        (1, [4, 5, 4], {4, 5}),
-        (2, [4, 5, 4], {5}),
-        (2, [4, 5, 6], set()),
-        (2, [4, 4, 4], {4}),
-        (3, [6, 4, 5, 7, 4, 5, 8, 4, 5], {7, 8}),
-        (3, [4, 5], set()),
-        (4, [4, 5, 6], set()),
+        (1, [4, 5, 4], {4, 5}), (2, [4, 5, 4], {5}), (2, [4, 5, 6], set()), (2, [4, 4, 4], {4}),
+        (3, [6, 4, 5, 7, 4, 5, 8, 4, 5], {7, 8}), (3, [4, 5], set()), (4, [4, 5, 6], set()),
     ],
-)
+)  # fmt: skip
 def test_tokens_that_would_repeat_an_ngram_are_crossed_out(size: int, tokens: list[int], crossed: set[int]) -> None:
     other = [8] * (len(tokens) - 1) + [7]
     allowed = torch.ones(2, VOCAB, dtype=torch.bool)

@@ -246,20 +246,16 @@ def with_header(header: object, body: bytes = b"", length: int | None = None) ->
 @pytest.mark.parametrize(
     "content",
     [
-        with_header({}, b"x"),
-        with_header(b"[" * 5000),
-        with_header(b"{}", length=1 << 62),
+        with_header({}, b"x"), with_header(b"[" * 5000), with_header(b"{}", length=1 << 62),
         with_header({"a": 3}),
         with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e400]}}, b"1234"),
         with_header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"),
         with_header({"a": {"dtype": "X9", "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
-        with_header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}, b"1234"),
-        b"",
-        b"\0" * 7,
-        b"\xff" * 100,
+        with_header({"a": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}, b"1234"), b"",
+        b"\0" * 7, b"\xff" * 100,
     ],
     ids=["rest", "nested", "long", "number", "infinite", "shape", "dtype", "huge", "empty", "short", "junk"],
-)
+)  # fmt: skip
 def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, content: bytes) -> None:
     replace_file(folder, "model.safetensors", content)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors.*(safetensors file|truncated or altered)"):

@@ -168,16 +168,13 @@ def test_invalid_requests(client: TestClient, values: dict[str, Any], status: in
 @pytest.mark.parametrize(
     ("content", "content_type", "status"),
     [
-        (b"{", "application/json", 400),
-        (b"[1]", "application/json", 400),
-        (b'"\xff"', "application/json", 400),
-        (b"[" * 3000, "application/json", 400),
+        (b"{", "application/json", 400), (b"[1]", "application/json", 400),
+        (b'"\xff"', "application/json", 400), (b"[" * 3000, "application/json", 400),
         (b"q=%ff&source=en&target=de", "application/x-www-form-urlencoded", 400),
-        (b"q=a&" * 900, "application/x-www-form-urlencoded", 400),
-        (b"<q/>", "text/xml", 415),
+        (b"q=a&" * 900, "application/x-www-form-urlencoded", 400), (b"<q/>", "text/xml", 415),
         (b"\x00\x01", "", 400),
     ],
-)
+)  # fmt: skip
 def test_invalid_bodies(client: TestClient, content: bytes, content_type: str, status: int) -> None:
     answer = client.post("/translate", content=content, headers={"content-type": content_type})
     assert answer.status_code == status and answer.json()["error"]

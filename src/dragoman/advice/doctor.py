@@ -164,12 +164,10 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
     diagnosis = examine(
         [corpus_spec(config, c) for c in data.train],
         valid=None if data.valid is None else corpus_spec(config, data.valid),
-        test=None if data.test is None else corpus_spec(config, data.test),
-        source_language=data.source_language,
+        test=None if data.test is None else corpus_spec(config, data.test), source_language=data.source_language,
         target_language=data.target_language,
-        encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
-        rules=data.filter,
-    )
+        encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target), rules=data.filter,
+    )  # fmt: skip
     with suppress(DataError):  # the examination reports files that cannot be read
         for key, what, advice in replaced_characters(config):
             diagnosis.add("warning", what, key, advice)

@@ -63,13 +63,10 @@ def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple
     shared = sum(count for letter, count in letters[1].items() if letter in letters[0])
     common = shared >= _COMMON * max(1, letters[1].total())
     return CorpusFacts(
-        pairs,
-        languages,
-        (round(growth * len(words[0])), round(growth * len(words[1]))),
-        (len(characters[0]), len(characters[1])),
-        common,
+        pairs, languages, (round(growth * len(words[0])), round(growth * len(words[1]))),
+        (len(characters[0]), len(characters[1])), common,
         sum(len(text.encode()) for pair in sample for text in pair) / max(1, len(sample)),
-    )
+    )  # fmt: skip
 
 
 def measure_speeds(

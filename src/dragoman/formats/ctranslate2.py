@@ -23,7 +23,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.ctranslate2_files import Shape, name_table
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page, without
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, Transformer
 from dragoman.nn.positions import T5
@@ -51,6 +51,9 @@ def package(name: str = "ctranslate2") -> Any:
     return extra_package(name, "formats", "the format ctranslate2")
 
 
+positions = other_tokenizer = without  # models without a limit get a table longer than the sequences of the report
+
+
 def versions() -> dict[str, str]:
     return {"ctranslate2": package().__version__}
 
@@ -74,10 +77,6 @@ def unsupported_model(config: ModelConfig) -> list[str]:
     return reasons
 
 
-def positions(config: Config) -> int | None:
-    return None  # models without a limit get a table that is longer than the sequences of the report
-
-
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
     source, target = pieces_of(model.tokenizer)
     spec = specification(model.network, model.config.model, source, target)
@@ -90,10 +89,6 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
     return CTranslate2Runtime(folder, cast(Quantization, quantization), *pieces_of(model.tokenizer))
-
-
-def other_tokenizer(model: ExportSource, folder: Path) -> None:
-    return None
 
 
 def page(model: ExportSource, quantization: str) -> str:

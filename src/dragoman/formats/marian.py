@@ -39,7 +39,7 @@ from dragoman.formats.importing.marian_files import (
 from dragoman.formats.importing.marian_items import SETTINGS, MarianCheckpoint
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page, zero_start
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page, without, zero_start
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.pieces import read_sentencepiece
@@ -51,6 +51,9 @@ _SPECIAL = {PAD: PAD_PIECE, UNK: 1, BOS: BOS_PIECE, EOS: 0}
 """Ids of our special tokens; the ids of all other tokens stay the same."""
 _OPERATIONS = {"post": ("", "dan", ""), "pre": ("n", "da", "n")}
 """`model.order` -> preprocess, postprocess and postprocess-top."""
+
+
+positions = without
 
 
 def versions() -> dict[str, str]:
@@ -78,10 +81,6 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     if tokenizer.lists is not None and (tokenizer.lists.tags or tokenizer.lists.sentinels):
         reasons.append(f"tokenizer with language tags or sentinels; {PROGRAM} supports sentencepiece")
     return reasons + tokenizer_reasons(PROGRAM, tokenizer)
-
-
-def positions(config: Config) -> None:
-    return None
 
 
 def write(model: ExportSource, folder: Path, quantization: str) -> None:

@@ -30,7 +30,7 @@ from dragoman.config import Config, LearnedPosition, TransformerConfig
 from dragoman.extras import extra_package
 from dragoman.formats.importing.numpy_reference import Floats, Ids, Memory, SearchedModel, State
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons, usage_page, without
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, padding_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm
@@ -50,6 +50,8 @@ _TABLE = 2048
 _POSITIONS = ("none", "sinusoidal", "learned", "rotary", "shaw", "t5", "alibi")
 _LIMITED = ("sinusoidal", "rotary")
 """Positions that become a table."""
+
+other_tokenizer = without
 
 
 def versions() -> dict[str, str]:
@@ -103,10 +105,6 @@ def _table_rows(config: Config) -> int:
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
     return OnnxRuntime(folder, quantization)
-
-
-def other_tokenizer(model: ExportSource, folder: Path) -> None:
-    return None
 
 
 def page(model: ExportSource, quantization: str) -> str:

@@ -107,6 +107,10 @@ class Format(Protocol):
         """Return the README of the folder: a script that uses the model without Dragoman."""
 
 
+def without(*of: object) -> None:
+    """Stand for a function of a format that has nothing to return."""
+
+
 def accepted_settings(program: str, model: object, accepted: Mapping[str, object]) -> list[str]:
     """Return a reason for each setting of a model whose value is not accepted; one that it lacks is.
 

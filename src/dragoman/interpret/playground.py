@@ -57,14 +57,11 @@ def playground_data(model: str | Path | None = None) -> dict[str, Any]:
     source, _, _, targets = TINY_PAIR
     models = [
         {
-            "name": {"en": "tiny: “I am” → “我 是”", "zh": "微型模型：“I am” → “我 是”"},
-            "words": [*TINY_WORDS],
-            "examples": [["I am", "我 是"]],
-            "ids": [source[0].tolist(), targets[0].tolist()],
-            "smoothing": 0.0,
+            "name": {"en": "tiny: “I am” → “我 是”", "zh": "微型模型：“I am” → “我 是”"}, "words": [*TINY_WORDS],
+            "examples": [["I am", "我 是"]], "ids": [source[0].tolist(), targets[0].tolist()], "smoothing": 0.0,
             **model_spec(tiny, exact=True),
         }
-    ]
+    ]  # fmt: skip
     if model is not None:
         models.append(_trained(Path(model)))
     return {"models": models}
@@ -175,23 +172,18 @@ def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
     every = dict(network.named_parameters(remove_duplicate=False))
     return {
         "config": {
-            "d_model": encoder.embedding.weight.size(1),
-            "n_heads": attention.n_heads,
-            "n_kv_heads": attention.n_kv_heads,
-            "encoder_layers": len(encoder.layers),
-            "decoder_layers": len(decoder.layers),
-            "order": around.order,
-            "norm": "rms" if isinstance(around.norm, RMSNorm) else "layer",
-            "eps": around.norm.eps,
-            "activation": ffn.activation.__name__,
-            "gated": ffn.gated,
+            "d_model": encoder.embedding.weight.size(1), "n_heads": attention.n_heads,
+            "n_kv_heads": attention.n_kv_heads, "encoder_layers": len(encoder.layers),
+            "decoder_layers": len(decoder.layers), "order": around.order,
+            "norm": "rms" if isinstance(around.norm, RMSNorm) else "layer", "eps": around.norm.eps,
+            "activation": ffn.activation.__name__, "gated": ffn.gated,
             "position": {"positions": "none"}.get(position, position),
             "base": float(getattr(encoder.positions, "base", 10000.0)),
             "scale_embeddings": encoder.embedding.scale != 1,
         },
         "parameters": {name: _parameter(p.detach(), exact) for name, p in parameters.items()},
         "aliases": {name: names[id(p)] for name, p in every.items() if name not in parameters},
-    }
+    }  # fmt: skip
 
 
 def _parameter(parameter: Tensor, exact: bool) -> dict[str, Any]:

@@ -67,12 +67,9 @@ def _environment() -> jinja2.Environment:
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(read_assets),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
+        loader=jinja2.FunctionLoader(read_assets), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
+    )  # fmt: skip
     environment.globals["read_assets"] = lambda *names: Markup(read_assets(*names))
     environment.globals["both"] = both
     environment.filters["json"] = lambda value: Markup(embedded_json(value))

@@ -69,12 +69,9 @@ _TRANSLATE = (
     *_TAG_LISTS, _FORMALITY, _MODEL_TYPE, FLAGS,
 )  # fmt: skip
 _TRANSLATION = fields(
-    detected_source_language=CODE,
-    text=TEXT,
-    billed_characters=NUMBER,
-    model_type_used={**TEXT, "description": "with model_type"},
-    flags={**array(TEXT), "description": "if requested"},
-)
+    detected_source_language=CODE, text=TEXT, billed_characters=NUMBER,
+    model_type_used={**TEXT, "description": "with model_type"}, flags={**array(TEXT), "description": "if requested"},
+)  # fmt: skip
 _UPLOAD = (
     Parameter("file", FILE, required=True),
     Parameter("source_lang", {**CODE, "description": "source language; without it, it is identified"}), _TARGET,

@@ -260,13 +260,9 @@ class Directions:
             raise
 
     async def run(
-        self,
-        route: Sequence[Direction],
-        work: Callable[[Translator, Result], Result],
-        source: Result,
-        characters: int,
-        client: str,
-    ) -> Result:
+        self, route: Sequence[Direction], work: Callable[[Translator, Result], Result], source: Result,
+        characters: int, client: str,
+    ) -> Result:  # fmt: skip
         """Translate documents or texts with markup by the models of a route; return the result of the last one.
 
         work: called in a thread with a translator and the result of the model before it, at first `source`.

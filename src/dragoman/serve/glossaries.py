@@ -106,7 +106,7 @@ class DeepLGlossaries:
             Operation("GET", f"{v3}/{{id}}/entries", self.dictionary_entries, of_one, terms, query=pair),
             Operation("PUT", f"{v3}/{{id}}/dictionaries", self.replace_dictionary, put, _INFO, _DICTIONARY, forms=json),
             Operation("DELETE", f"{v3}/{{id}}/dictionaries", self.delete_dictionary, remove, query=pair, status=204),
-        ]
+        ]  # fmt: skip
 
     def of_request(self, client: Client, values: Mapping[str, Any]) -> Glossary | None:
         """Return the glossary that a request for a translation names.  Raises BadRequest."""

@@ -473,14 +473,9 @@ class Direction(Slot):
         )
 
     async def translate(
-        self,
-        texts: Sequence[str],
-        ticket: Ticket,
-        report: Report | None = None,
-        *,
-        details: bool = False,
+        self, texts: Sequence[str], ticket: Ticket, report: Report | None = None, *, details: bool = False,
         **settings: Any,
-    ) -> list[Translation]:
+    ) -> list[Translation]:  # fmt: skip
         """Return one translation per text, equal to that of `Translator.translate`.
 
         details: False = without tokens and flags, which take time (with a report, they are there).  report: receives

@@ -147,11 +147,8 @@ def _application(serve: Any, config: ServerConfig, plan: Plan) -> Any:
         return app
 
     deployment = serve.deployment(
-        name=_NAME,
-        num_replicas=plan.replicas,
-        max_ongoing_requests=_MOST_REQUESTS,
-        graceful_shutdown_timeout_s=config.drain,
-        graceful_shutdown_wait_loop_s=0.1,
+        name=_NAME, num_replicas=plan.replicas, max_ongoing_requests=_MOST_REQUESTS,
+        graceful_shutdown_timeout_s=config.drain, graceful_shutdown_wait_loop_s=0.1,
         ray_actor_options={"num_cpus": plan.threads, "num_gpus": plan.gpus},
-    )
+    )  # fmt: skip
     return deployment(serve.ingress(create)()).bind()

@@ -30,17 +30,9 @@ _BURST = 50
 
 
 async def translate_sentences(
-    translator: Translator,
-    texts: Sequence[str],
-    run: Run,
-    report: Report,
-    *,
-    in_thread: bool,
-    split: bool | None = None,
-    glossary: Glossary | None = None,
-    protect: Sequence[str] = (),
-    **overrides: Any,
-) -> list[Translation]:
+    translator: Translator, texts: Sequence[str], run: Run, report: Report, *, in_thread: bool,
+    split: bool | None = None, glossary: Glossary | None = None, protect: Sequence[str] = (), **overrides: Any,
+) -> list[Translation]:  # fmt: skip
     """Return what `Translator.translate` returns, and report each sentence as soon as those before it are translated.
 
     Each part of a text (a sentence, or a part of a long one) is a search of its own.  in_thread: split the texts in a

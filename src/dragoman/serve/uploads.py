@@ -98,15 +98,9 @@ class Document:
 
 
 async def translate_upload(
-    directions: Directions,
-    upload: Upload,
-    source: str | None,
-    target: str,
-    glossary: Glossary | None,
-    reservation: Reservation,
-    copy: bool = True,
-    protect: tuple[str, ...] = (),
-) -> Document:
+    directions: Directions, upload: Upload, source: str | None, target: str, glossary: Glossary | None,
+    reservation: Reservation, copy: bool = True, protect: tuple[str, ...] = (),
+) -> Document:  # fmt: skip
     """Translate a document, and charge its characters.
 
     source: None = it is identified.  copy: whether a document in the target language is returned.

@@ -30,13 +30,9 @@ _PER_TOKEN = ("valid.valid_loss", "valid.perplexity")
 MOST_POINTS = 200
 _LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
 _TITLES = {
-    "loss": "training loss",
-    "valid_loss": "validation loss",
-    "bleu": "BLEU",
-    "chrf": "chrF",
-    "chrf++": "chrF++",
+    "loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++",
     "f1": "F1",
-}
+}  # fmt: skip
 _CHINESE = {
     "training loss": "训练损失", "validation loss": "验证损失", "perplexity": "困惑度",
     "bits per character": "每字符比特数", "exact match": "完全匹配率",

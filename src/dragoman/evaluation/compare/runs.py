@@ -317,20 +317,14 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         data_hash = read_json(best / "training.json", ModelFolderError, COPY_AGAIN).get("data")
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
     return ComparedRun(
-        name=name,
-        folder=str(folder),
-        config=config,
-        set_keys=tuple(flatten(document.model_dump(mode="json", exclude_defaults=True))),
-        data_hash=data_hash,
+        name=name, folder=str(folder), config=config,
+        set_keys=tuple(flatten(document.model_dump(mode="json", exclude_defaults=True))), data_hash=data_hash,
         parameters=None if best is None else sum(math.prod(tensor["shape"]) for tensor in tensors.values()),
-        steps=int(max(_column(rows, "step"))),
-        seconds=max(_column(rows, "seconds"), default=0.0),
-        tokens_per_second=median(speeds) if speeds else None,
-        memory_mb=max(memory, default=None),
+        steps=int(max(_column(rows, "step"))), seconds=max(_column(rows, "seconds"), default=0.0),
+        tokens_per_second=median(speeds) if speeds else None, memory_mb=max(memory, default=None),
         best_step=meta.get("step"),
-        scores={key: value for key, value in meta.get("scores", {}).items() if is_number(value)},
-        curves=_curves(rows),
-    )
+        scores={key: value for key, value in meta.get("scores", {}).items() if is_number(value)}, curves=_curves(rows),
+    )  # fmt: skip
 
 
 def _column(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:

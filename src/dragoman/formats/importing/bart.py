@@ -68,12 +68,9 @@ _COMMON: dict[str, tuple[Any, ...]] = {
 _POST = {"normalize_before": (False,), "add_final_layer_norm": (False,), "normalize_embedding": (True,)}
 _PRE = {"normalize_before": (True,), "add_final_layer_norm": (True,), "normalize_embedding": (True,)}
 _ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
-    "bart": _COMMON | _POST,
-    "mbart": _COMMON | _PRE | {"eos_token_id": (2,)},
-    "m2m_100": _COMMON
-    | _PRE
+    "bart": _COMMON | _POST, "mbart": _COMMON | _PRE | {"eos_token_id": (2,)}, "m2m_100": _COMMON | _PRE
     | {"eos_token_id": (2,), "normalize_embedding": (False,), "static_position_embeddings": (True,)},
-}
+}  # fmt: skip
 """Setting -> accepted values; an absent setting has an accepted default."""
 _M2M_DEFAULTS = {"scale_embedding": True, "activation_function": "relu"}
 """Values of absent settings that differ from those of BART."""

@@ -131,14 +131,12 @@ def plan(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary) -> P
         document["data"]["filter"] = {"max_tokens": max(2, min(MAX_TOKENS, positions - extra - 2))}
     config = checkpoint.config(document)
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
-        table=name_table(shape, document["model"]["tie"], position["kind"], bias),
-        orders=orders
+        config=config, vocabulary=vocabulary,
+        table=name_table(shape, document["model"]["tie"], position["kind"], bias), orders=orders
         | {f"{stack} positions": AxisOrder(range(positions), n) for stack, n in zip(STACKS, rows, strict=False)},
         constants=dict.fromkeys(TABLES, _expected(position)) if position["kind"] in ("none", "sinusoidal") else {},
         positions=positions,
-    )
+    )  # fmt: skip
 
 
 def _position(checkpoint: CTranslate2Checkpoint, shape: Shape) -> tuple[dict[str, Any], list[int]]:

@@ -226,15 +226,14 @@ def read_shape(tensors: Mapping[str, Tensor]) -> Shape:
         return max(numbers, default=0) + 1
 
     return Shape(
-        layers=(layers("encoder"), layers("decoder")),
-        d_model=size(MATRICES[0], 1),
+        layers=(layers("encoder"), layers("decoder")), d_model=size(MATRICES[0], 1),
         d_ff=size("encoder/layer_0/ffn/linear_0/weight", 0),
         gated="encoder/layer_0/ffn/linear_0_noact/weight" in tensors,
         bias=any(re.fullmatch(r"(encoder|decoder)/layer_\d+/\w+/linear_\w+/bias", name) for name in tensors),
         norm="layer" if "encoder/layer_0/ffn/layer_norm/beta" in tensors else "rms",
         is_pre="encoder/layer_norm/gamma" in tensors,
         normalizes_embeddings="encoder/layernorm_embedding/gamma" in tensors,
-    )
+    )  # fmt: skip
 
 
 _RELATIVE = {

@@ -123,13 +123,10 @@ def plan(checkpoint: JoeyCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
         "search": search_section(part(settings, "testing"), "beam_size", "beam_alpha"),
     }  # fmt: skip
     return Plan(
-        config=checkpoint.config(content),
-        vocabulary=vocabulary,
+        config=checkpoint.config(content), vocabulary=vocabulary,
         table=_names(encoder["layer_norm"] == "pre").rules((encoder["num_layers"], decoder["num_layers"]), tie),
-        orders=vocabulary.orders(),
-        unused=r"(encoder|decoder)\.pe\.pe|loss_function\..*",
-        positions=MAX_TOKENS,
-    )
+        orders=vocabulary.orders(), unused=r"(encoder|decoder)\.pe\.pe|loss_function\..*", positions=MAX_TOKENS,
+    )  # fmt: skip
 
 
 def _tie(model: Mapping[str, Any]) -> str:

@@ -149,13 +149,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     config = checkpoint.config(document(vocabulary, longest, model))
     layers = settings["num_hidden_layers"]
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
+        config=config, vocabulary=vocabulary,
         table=name_table(settings, layers, tied=model["tie"] == "all", biases=biases),
         orders={**vocabulary_orders(vocabulary), "qkv": qkv_order(heads, _groups(settings), size)},
-        unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
-        positions=config.data.max_tokens,
-    )
+        unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", positions=config.data.max_tokens,
+    )  # fmt: skip
 
 
 def qkv_order(heads: int, groups: int, size: int) -> AxisOrder:

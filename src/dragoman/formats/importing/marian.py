@@ -145,14 +145,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         return torch.from_numpy(sinusoid_table(positions, d_model)[:, np.argsort(stream)])
 
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
-        table=name_table(settings),
+        config=config, vocabulary=vocabulary, table=name_table(settings),
         orders={"stream": AxisOrder(stream, d_model), **orders, "logits": AxisOrder(logits, orders["target"].size)},
         constants={f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")},
-        unused="" if _tie(settings) == "all" else r"model\.shared\.weight",
-        positions=positions,
-    )
+        unused="" if _tie(settings) == "all" else r"model\.shared\.weight", positions=positions,
+    )  # fmt: skip
 
 
 def stream_order(d_model: int) -> list[int]:

@@ -211,12 +211,9 @@ def find_models(source: Path) -> list[Path]:
         return [source] if source.suffix in (".npz", ".bin") else []
     files = sorted(source.glob("*.npz")) + sorted(source.glob("*.bin"))
     return [
-        file
-        for file in files
-        if file.is_file()
-        and not _NOT_MODELS.fullmatch(file.name)
+        file for file in files if file.is_file() and not _NOT_MODELS.fullmatch(file.name)
         and (file.suffix == ".npz" or begins_with(file, _VERSION))
-    ]
+    ]  # fmt: skip
 
 
 class MarianCheckpoint(Checkpoint):

@@ -163,13 +163,11 @@ def plan_of(
     content = text_sections(vocabulary) | {"model": model, "search": search}
     table = names.rules((model["encoder_layers"], model["decoder_layers"]), model["tie"])
     return Plan(
-        config=checkpoint.config(content),
-        vocabulary=vocabulary,
+        config=checkpoint.config(content), vocabulary=vocabulary,
         table=table | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)},
-        orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint))),
-        positions=MAX_TOKENS,
+        orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint))), positions=MAX_TOKENS,
         unused=unused,
-    )
+    )  # fmt: skip
 
 
 def opennmt_names(

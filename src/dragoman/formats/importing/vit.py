@@ -92,12 +92,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     labels = vocabulary.target
     config = checkpoint.config(_document(checkpoint))
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
-        table=_table(settings),
+        config=config, vocabulary=vocabulary, table=_table(settings),
         orders={"labels": AxisOrder(labels, len(labels) - 1)},
         positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,
-    )
+    )  # fmt: skip
 
 
 def _document(checkpoint: Checkpoint) -> dict[str, Any]:

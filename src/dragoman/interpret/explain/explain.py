@@ -137,15 +137,14 @@ def explain(
         return Explanation(
             **{name: getattr(case, name) for name in shared},
             model=_facts(Path(str(model)).resolve().name if loaded is not model else "", loaded),
-            predictions=_predictions(case, logits),
-            maps=_attention_maps(network, recording),
+            predictions=_predictions(case, logits), maps=_attention_maps(network, recording),
             states=_state_maps(network, recording),
             occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
             attribution=_attribution(network, batch) if case.kind == "translation" else None,
             seen=seen_in_training(str(model), vocabulary, case) if in_run else None,
             lens=_lens(network, case, recording),
             walkthrough=_walkthrough(network, case, batch, config.train.label_smoothing),
-        )
+        )  # fmt: skip
 
 
 def _predictions(case: Case, logits: Tensor) -> list[Prediction]:
@@ -157,14 +156,11 @@ def _predictions(case: Case, logits: Tensor) -> list[Prediction]:
         top, ids = row.topk(min(_ALTERNATIVES, row.numel() - case.first_id))
         predictions.append(
             Prediction(
-                piece=case.piece(target),
-                subject=case.subjects[index] if case.subjects else "",
-                log_prob=float(row[target]),
-                rank=1 + int((row > row[target]).sum()),
-                given=index < case.given,
+                piece=case.piece(target), subject=case.subjects[index] if case.subjects else "",
+                log_prob=float(row[target]), rank=1 + int((row > row[target]).sum()), given=index < case.given,
                 alternatives=[(case.piece(i), p) for i, p in zip(ids.tolist(), top.exp().tolist(), strict=True)],
             )
-        )
+        )  # fmt: skip
     return predictions
 
 
@@ -299,17 +295,12 @@ def _state_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
         high = 1.0 if gate else max(float(shown.abs().max()), math.ulp(1.0))
         maps.append(
             {
-                **_description(network, name, x),
-                "stack": stack,
-                "part": part,
-                "quantity": quantity,
+                **_description(network, name, x), "stack": stack, "part": part, "quantity": quantity,
                 "side": "source" if stack == "encoder" else "input" if isinstance(network, LanguageModel) else "output",
-                "high": high,
-                "units": units,
-                "mean": (x if gate else x.abs()).mean(1).tolist(),
+                "high": high, "units": units, "mean": (x if gate else x.abs()).mean(1).tolist(),
                 "values": packed(shown if gate else (shown + high) / (2 * high)),
             }
-        )
+        )  # fmt: skip
     return maps
 
 

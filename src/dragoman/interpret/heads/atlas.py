@@ -275,13 +275,11 @@ class _Sums:
                 means[name] = float(total[number]) / n if n else None
             best = max(common, key=profile.__getitem__, default=None)
             yield Head(
-                attention,
-                number,
+                attention, number,
                 profile=tuple(share if n else None for share, n in zip(profile, counts, strict=True)),
-                offset=None if best is None else best - REACH,
-                at_offset=None if best is None else profile[best],
+                offset=None if best is None else best - REACH, at_offset=None if best is None else profile[best],
                 **means,
-            )
+            )  # fmt: skip
 
 
 def _add_links(

@@ -199,15 +199,11 @@ def _steps_json(
                 "nominal": quantity.nominal or None, "cells": None if cells is None else cells[head],
             }  # fmt: skip
             yield {
-                "name": quantity.name,
-                "symbol": f"∂{quantity.symbol}" if step.gradients else quantity.symbol,
-                "kind": "gradient" if step.gradients else "value",
-                "shape": quantity.shape,
-                "axes": quantity.axes,
+                "name": quantity.name, "symbol": f"∂{quantity.symbol}" if step.gradients else quantity.symbol,
+                "kind": "gradient" if step.gradients else "value", "shape": quantity.shape, "axes": quantity.axes,
                 "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
-                "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
-                "values": matrix,
-            } | {key: value for key, value in optional.items() if value is not None}
+                "columns": None if quantity.columns is None else list(quantity.columns[:columns]), "values": matrix,
+            } | {key: value for key, value in optional.items() if value is not None}  # fmt: skip
 
     for step in steps:
         entry = step.entry

@@ -7,6 +7,7 @@
 Each program runs in its own process, bound to as many cores as it may use threads.  Every round asks each program the
 same question in turn, so that other load on the machine affects all of them alike.  The table shows medians over the
 rounds, and ratios per round with their quartiles.  CTranslate2 is first tuned per question (docs/decoding-bench.md).
+--text-to-text: text in, text out; the table then counts words instead of tokens.
 """
 
 from __future__ import annotations
@@ -39,15 +40,13 @@ SENTENCES = {"random-base": 160}  # other models: 1,000; five rounds with one pe
 LENGTH = 40  # tokens per target of a random model, including the end of sentence; sources have 5 to 40
 NATIVE = ("native-int8", "native-float32")
 PEERS = ("ctranslate2-int8", "ctranslate2-float32", "huggingface", "pytorch")
-SUBSAMPLING = {"huggingface": 10, "pytorch": 10}
-"""Slow programs translate every n-th sentence when all sentences are given at once."""
+SUBSAMPLING = {"huggingface": 10, "pytorch": 10}  # slow programs translate every n-th sentence of all at once
 BATCHES: dict[str, list[Any]] = {
-    "ctranslate2": [[8, "examples"], [32, "examples"], [64, "examples"], [128, "examples"], [1024, "tokens"],
-                    [4096, "tokens"]],
+    "ctranslate2": [*([size, "examples"] for size in (8, 32, 64, 128)), [1024, "tokens"], [4096, "tokens"]],
     "huggingface": [16, 64],
     "pytorch": [1000, 4000],
     "native": [None],
-}  # fmt: skip
+}
 ENVIRONMENTS = [{}, {"CT2_USE_MKL": "1"}, {"CT2_USE_MKL": "0"}, {"CT2_PACKED_GEMM": "0"}]
 
 # -------------------------------------------------------------------------------------------------------- preparation
@@ -59,7 +58,7 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     from dragoman.decoding.native.pack import pack
     from dragoman.formats.ctranslate2 import specification, write_specification
     from dragoman.models.build import build_model
-    from dragoman.models.model_folder import load_network
+    from dragoman.models.model_folder import find_model, load_network
 
     count = given.sentences or SENTENCES.get(model, 1000)
     if model in SHAPES:
@@ -82,7 +81,9 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     job = {
         "folder": str(folder), "sources": sources, "length": LENGTH if model in SHAPES else 0,
         "lengths": [len(source) + 2 for source in sources], "model": config.model.model_dump(mode="json"),
-        "source_pieces": source_pieces, "target_pieces": target_pieces, "trained": None if model in SHAPES else model,
+        "source_pieces": source_pieces, "target_pieces": target_pieces,
+        "trained": None if model in SHAPES else str(find_model(model)),
+        "lines": lines_of(given.text)[:count] if given.text_to_text else [],
     }  # fmt: skip
     (folder / "job.json").write_text(json.dumps(job))
     return job
@@ -305,13 +306,12 @@ def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference
         return None
     import sacrebleu
 
-    from dragoman.models.model_folder import find_model
     from dragoman.tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.load(find_model(job["trained"]))
+    tokenizer = Tokenizer.load(Path(job["trained"]))
     process, batch = each.chosen[question.name]
     answer = process.ask(numbers=question.numbers, beam=question.beam, batch=batch, alone=False, return_ids=True)
-    texts = [tokenizer.decode_target(ids) for ids in answer["ids"]]
+    texts = answer["ids"] if job["lines"] else [tokenizer.decode_target(ids) for ids in answer["ids"]]
     return float(sacrebleu.corpus_bleu(texts, [lines_of(reference)[: len(texts)]]).score)
 
 
@@ -363,11 +363,8 @@ def table(result: dict[str, Any]) -> str:
             f"{start['ready_s']:.2f} | {start['first_s']:.2f} | {start['peak_mb']:.0f} | "
             f"{'' if bleu is None else f'{bleu:.2f}'} |"
         )
-    rows += [
-        "",
-        "Speed-up of the native engine over each program (times as fast), median of the rounds (quartiles):",
-        "",
-    ]
+    title = "Speed-up of the native engine over each program (times as fast), median of the rounds (quartiles):"
+    rows += ["", title, ""]
     rows += [f"| native engine | compared with | {' | '.join(names)} |", "|---|---|---|---|---|---|"]
     for name, each in result["contestants"].items():
         if name != each["baseline"]:
@@ -378,10 +375,8 @@ def table(result: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """Return the processor, the system and the package versions."""
-    versions = {}
-    for name in ("dragoman", "torch", "ctranslate2", "transformers", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+    names = ("dragoman", "torch", "ctranslate2", "transformers", "numpy")
+    versions = {found.name: found.version for found in importlib.metadata.distributions() if found.name in names}
     return {"cpu": processor(), "cores": os.cpu_count(), "system": platform.platform(), "versions": versions}
 
 
@@ -389,6 +384,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["random-tiny"], help=f"{', '.join(SHAPES)}, or a model folder")
     parser.add_argument("--text", type=Path, help="source lines for trained models")
+    parser.add_argument("--text-to-text", action="store_true", help="of trained models: lines instead of ids")
     parser.add_argument("--reference", type=Path, help="reference translations of the source lines, for BLEU")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="programs to compare with")
     parser.add_argument("--native", nargs="+", choices=NATIVE, default=NATIVE, help="precisions of the native engine")
@@ -408,6 +404,8 @@ def main() -> None:
         given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences or 80)
     if given.text is None and not set(given.models) <= set(SHAPES):
         parser.error("trained models require --text")
+    if given.text_to_text and set(given.models + given.peers) & {*SHAPES, "huggingface", "pytorch"}:
+        parser.error("--text-to-text: accepted: trained models, and --peers ctranslate2-int8 ctranslate2-float32")
     if max(given.threads) > (cores := len(os.sched_getaffinity(0))):
         parser.error(f"--threads {max(given.threads)}: accepted: up to {cores}, the cores available to this process")
     results = []

@@ -22,15 +22,22 @@ from typing import Any
 Job = dict[str, Any]
 """folder: packed and exported models.  sources: ids, EOS last.  length: tokens per target, including the end, or 0 for
 no fixed length.  lengths: target lengths for a program with other weights.  model: the `[model]` section.
-source_pieces, target_pieces: vocabularies.  trained: model folder, or None for random weights."""
+source_pieces, target_pieces: vocabularies.  trained: model folder, or None for random weights.  lines: instead of the
+sources, text to be translated into text, or empty."""
 
 Rows = list[list[int]]
-Translate = Callable[[Rows, int, Any, list[int]], Rows]
-"""(sources, beam, batch setting, target lengths) -> target ids without the end of sentence."""
+Translate = Callable[[Any, int, Any, list[int]], Any]
+"""(sources, beam, batch setting, target lengths) -> target ids without the end of sentence; or lines -> lines."""
 
 
 def native(job: Job, options: dict[str, Any]) -> Translate:
-    """dragoman on the native engine."""
+    """dragoman on the native engine; of text, as its users call it."""
+    if job["lines"]:
+        from dragoman import Translator
+
+        precision = options["precision"].replace("float32", "none")
+        whole = Translator.load(job["trained"], quantize=precision, threads=options["threads"])
+        return lambda lines, beam, batch, lengths: [each.text for each in whole.translate(lines, beam=beam)]
     from dragoman.decoding.native.engine import Engine
     from dragoman.decoding.search_types import SearchSettings
 
@@ -80,19 +87,21 @@ def pytorch(job: Job, options: dict[str, Any]) -> Translate:
 
 
 def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
-    """CTranslate2 with the exported weights.  torch and transformers are not imported: it does not require them."""
+    """CTranslate2 with the exported weights, without torch and transformers, which it does not require."""
     sys.modules.update(dict.fromkeys(("torch", "transformers", "huggingface_hub")))  # type: ignore[arg-type]
     import ctranslate2 as ct2  # type: ignore[import-untyped]
+    import sentencepiece  # type: ignore[import-untyped]
 
     precision = options["precision"]
     threads = {"inter_threads": options.get("inter", 1), "intra_threads": options["threads"] // options.get("inter", 1)}
     translator = ct2.Translator(str(Path(job["folder"]) / f"ct2-{precision}"), compute_type=precision, **threads)
     names, ids = job["source_pieces"], {piece: i for i, piece in enumerate(job["target_pieces"])}
+    text = sentencepiece.SentencePieceProcessor(f"{job['trained']}/tokenizer.model") if job["lines"] else None
 
-    def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
+    def translate(sources: Any, beam: int, batch: Any, lengths: list[int]) -> Any:
         size, kind = batch
         results = translator.translate_batch(
-            [[names[i] for i in source[:-1]] for source in sources],
+            text.encode(sources, out_type=str) if text else [[names[i] for i in source[:-1]] for source in sources],
             beam_size=beam,
             length_penalty=0.6,
             max_batch_size=size,
@@ -100,7 +109,8 @@ def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
             max_decoding_length=job["length"] or 256,
             min_decoding_length=job["length"] or 1,
         )
-        return [[ids[piece] for piece in each.hypotheses[0]] for each in results]
+        targets = [each.hypotheses[0] for each in results]
+        return text.decode(targets) if text else [[ids[piece] for piece in target] for target in targets]
 
     return translate
 
@@ -146,10 +156,7 @@ def none(job: Job, options: dict[str, Any]) -> Translate:
     return lambda sources, beam, batch, lengths: sources
 
 
-PROGRAMS: dict[str, Callable[[Job, dict[str, Any]], Translate]] = {
-    "native": native, "pytorch": pytorch, "ctranslate2": ctranslate2, "huggingface": huggingface,
-    "none": none,
-}  # fmt: skip
+PROGRAMS = {program.__name__: program for program in (native, pytorch, ctranslate2, huggingface, none)}
 
 
 def memory_bandwidth(size: int, threads: int) -> float:
@@ -179,7 +186,7 @@ def answers(job: Job, translate: Translate, threads: int) -> Iterator[dict[str, 
         if "read" in request:
             yield {"bytes_per_second": memory_bandwidth(request["read"], threads)}
             continue
-        sources = [job["sources"][i] for i in request["numbers"]]
+        sources = [(job["lines"] or job["sources"])[i] for i in request["numbers"]]
         lengths = [job["length"] or job["lengths"][i] for i in request["numbers"]]
         groups = [([source], [length]) for source, length in zip(sources, lengths, strict=True)]
         times, targets = [], []
@@ -187,8 +194,9 @@ def answers(job: Job, translate: Translate, threads: int) -> Iterator[dict[str, 
             began = time.perf_counter()
             targets += translate(group, request["beam"], request["batch"], lengths_of_group)
             times.append(time.perf_counter() - began)
+        sizes = [len(row.split()) if job["lines"] else len(row) for row in targets]
         # With a fixed length, some programs replace the end of sentence by another token; the number of steps is equal.
-        tokens = [min(len(row) + 1, job["length"] or len(row) + 1) for row in targets]
+        tokens = [min(size + 1, job["length"] or size + 1) for size in sizes]
         answer = {"seconds": times, "tokens": tokens, "peak_mb": peak_megabytes()}
         yield answer | ({"ids": targets} if request.get("return_ids") else {})
 

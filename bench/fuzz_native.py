@@ -540,9 +540,7 @@ def run_child(folder: Path, library: Path, args: argparse.Namespace) -> int:
         errors.seek(0)
         sys.stderr.write(errors.read().decode("utf-8", "replace")[-12_000:])
     if process.returncode:
-        case_text = (
-            f"case {int(last)}: repeat it with --seed {int(last)} --cases 1" if last else "before the first case"
-        )
+        case_text = f"case {int(last)}: repeat with --seed {int(last)} --cases 1" if last else "before the first case"
         print(f"FAILED ({args.build}, {args.sanitizer}, exit {process.returncode}) {case_text}", file=sys.stderr)
     return process.returncode
 

@@ -356,6 +356,12 @@ def word_tokenizer(vocabulary: int) -> Tokenizer:
     return Tokenizer(content.getvalue())
 
 
+def seconds_of(function: Callable[..., Any], *arguments: Any, **options: Any) -> float:
+    began = time.perf_counter()
+    function(*arguments, **options)
+    return time.perf_counter() - began
+
+
 def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
     from dragoman.decoding import backend as searches
     from dragoman.pipelines.translation import Translator
@@ -363,11 +369,7 @@ def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
     vocabulary = SIZES[given.size][1]
     sources = sentences(given.sentences, vocabulary)
     for beam in (1, 4):
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
-            backend.search(SearchCall(sources, settings(beam)))
-            times.append(time.perf_counter() - began)
+        times = [seconds_of(backend.search, SearchCall(sources, settings(beam))) for _ in range(3)]
         speed = len(sources) * LENGTH / min(times[1:])
         report(f"{len(sources)} sentences, beam {beam}, ids", f"{speed:,.0f} tokens/s (first time {times[0]:.1f} s)")
     # Random weights repeat themselves, which a translator would search a second time.
@@ -377,12 +379,8 @@ def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
     texts = [tokenizer.decode_source(ids) for ids in sources]
     assert len(tokenizer.encode_source(texts[0])) == LENGTH, "a text has another number of tokens"
     for beam in (1, 4):
-        times = []
-        for _ in range(2):
-            began = time.perf_counter()
-            found = translator.translate(texts, split=False, beam=beam, min_length=LENGTH - 1, max_extra=0)
-            times.append(time.perf_counter() - began)
-        assert len(found) == len(texts)
+        options = {"split": False, "beam": beam, "min_length": LENGTH - 1, "max_extra": 0}
+        times = [seconds_of(translator.translate, texts, **options) for _ in range(2)]
         speed = len(sources) * LENGTH / min(times)
         report(f"{len(sources)} sentences, beam {beam}, text to text", f"{speed:,.0f} tokens/s")
 

@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -277,17 +278,12 @@ def main() -> None:
     given = parser.parse_args()
     given.options = [f"--{option}" for option in given.options]
     print(f"{processor()}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        servers: list[Server] = []
-        try:
-            started = commands(given, Path(folder))
-            if given.cores:
-                os.sched_setaffinity(0, given.cores)
-            servers.extend(Server(name, command) for name, command in started.items())
-            rows = measure(servers, bodies_of(given), given)
-        finally:
-            for server in servers:
-                server.close()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        started = commands(given, Path(folder))
+        if given.cores:
+            os.sched_setaffinity(0, given.cores)
+        servers = [stack.enter_context(closing(Server(*item))) for item in started.items()]
+        rows = measure(servers, bodies_of(given), given)
     print(table(rows))
     if given.out:
         given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +100,12 @@ def main() -> None:
     parser.add_argument("--growth", type=float, default=0.03, help="accepted growth of the memory")
     given = parser.parse_args()
     expected = expected_translations(given, bodies_of(given))
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server("dragoman", server_command(given, Path(folder)))
-        try:
-            soak = Soak(server, expected)
-            asyncio.run(soak.run(given.clients, 60 * given.minutes))
-        finally:
-            server.close()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(Server("dragoman", server_command(given, Path(folder)))) as server,
+    ):
+        soak = Soak(server, expected)
+        asyncio.run(soak.run(given.clients, 60 * given.minutes))
     row: dict[str, Any] = {
         "processor": processor(), "clients": given.clients, "minutes": given.minutes, "statuses": dict(soak.statuses),
         "per_second": soak.statuses[200] / (60 * given.minutes), "wrong": len(soak.wrong),

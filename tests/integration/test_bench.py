@@ -48,18 +48,18 @@ def test_kill(tmp_path: Path) -> None:
 @native
 @pytest.mark.skipif(importlib.util.find_spec("ctranslate2") is None, reason="ctranslate2 is not installed")
 def test_decode() -> None:
-    out = output_of("decode.py", "--quick", "--peers", "ctranslate2-int8", "--sentences", "40")
-    assert "times as fast" in out and "ctranslate2-int8" in out
+    model = Path(__file__).parents[1] / "golden" / "model_v1"
+    for text in ([], ["--text-to-text", "--models", str(model), "--text", __file__]):
+        out = output_of("decode.py", "--quick", "--peers", "ctranslate2-int8", "--sentences", "40", *text)
+        assert "times as fast" in out and "ctranslate2-int8" in out
 
 
 @native
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_fuzzing() -> None:
     out = output_of("fuzz_native.py", "--seconds", "20")
-    assert all(
-        kind in out
-        for kind in ("damaged: refused", "valid: answered", "bypassing_python: refused", "session: answered")
-    )
+    kinds = ("damaged: refused", "valid: answered", "bypassing_python: refused", "session: answered")
+    assert all(kind in out for kind in kinds)
 
 
 def test_mutation(tmp_path: Path) -> None:

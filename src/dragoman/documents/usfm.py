@@ -28,7 +28,7 @@ _ATOMIC = {"f", "fe", "ef", "x", "ex", "fig", "rq", "va", "vp", "ca", "fv", "xt"
 """Closed markers whose content is no part of the text around them; that of notes is translated, that of others kept."""
 _KEPT = {"id", "usfm", "ide", "sts", "rem", "toc3", "toca3", "cp", "r", "mr", "sr", "fr", "xo", "xt", "lit"}
 """Markers whose text is kept: identification, remarks, abbreviations, references."""
-_NOT_TEXT = str.maketrans("\\|", "//")
+_MARKER = re.compile(r"\\(?=[A-Za-z+*])|\|")
 """What would be a marker in a translation."""
 Run = tuple[int, int, Segment]
 """Start and end of a text, and the text as a segment."""
@@ -64,7 +64,7 @@ def _change(run: Run, translated: Segment, notes: Mapping[str, str]) -> tuple[in
     start, end, segment = run
     is_new, parts = translated != segment, list[str]()
     for item in translated:
-        text = item.translate(_NOT_TEXT) if isinstance(item, str) and is_new else item
+        text = _MARKER.sub("/", item) if isinstance(item, str) and is_new else item
         parts.append(text if isinstance(text, str) else notes.get(text.raw, text.raw))
     return start, end, "".join(parts)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from dragoman.nn.fast.native import kernels
 from dragoman.nn.fast.native.kernels import multiply_by_kernels as multiply
@@ -38,7 +37,7 @@ class LinearLayer(torch.autograd.Function):
 class ReluNetwork(torch.autograd.Function):
     """max(x W1 + b1, 0) W2 + b2 by the C++ kernels.
 
-    Stores the hidden states, in whose memory the backward pass computes their gradient, and which bits are not 0.
+    Stores the hidden states, in whose memory the last backward pass computes their gradient, and which bits are not 0.
     """
 
     @staticmethod
@@ -55,8 +54,8 @@ class ReluNetwork(torch.autograd.Function):
         needs_x, needs_w1, needs_b1, needs_w2, needs_b2 = ctx.needs_input_grad
         grad_w2 = multiply(grad.t(), hidden) if needs_w2 else None
         # A second matrix of this size would not fit between the gradients of weights that earlier layers have left.
-        grad_hidden = multiply(grad, w2, out=hidden)
-        increment_version(hidden)  # PyTorch then refuses a second backward pass
+        retained = torch._C._autograd._get_current_graph_task_keep_graph()  # retain_graph=True, as in attribution
+        grad_hidden = multiply(grad, w2, out=None if retained else hidden)
         grad_b1 = kernels.relu_backward_(grad_hidden, positive)
         return (
             multiply(grad_hidden, w1).view_as(x) if needs_x else None,

@@ -1,40 +1,14 @@
 // Prints checksums of results of the kernels, which must be equal for all builds with vectors of 8 numbers.
 #include <cstdio>
-#include <cstring>
 #include <vector>
 
+#include "checksums.h"
 #include "gemm.h"
 #include "kv_cache.h"
 #include "ops.h"
 #include "simd.h"
 
 using namespace dragoman;
-
-namespace {
-
-uint32_t state = 1;
-uint32_t next_bits() {
-  state = state * 1664525u + 1013904223u;
-  return state >> 8;
-}
-// Multiples of 2^-20 in [-scale, scale), so that no library is asked for random numbers.
-std::vector<float> numbers(size_t count, float scale) {
-  std::vector<float> found(count);
-  for (float& x : found) x = scale * (static_cast<float>(next_bits()) / 8388608.0f - 1.0f);
-  return found;
-}
-
-void print(const char* name, const std::vector<float>& found) {
-  uint64_t sum = 14695981039346656037u;
-  for (const float x : found) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, sizeof(bits));
-    sum = (sum ^ bits) * 1099511628211u;
-  }
-  std::printf("%s %016llx\n", name, static_cast<unsigned long long>(sum));
-}
-
-}  // namespace
 
 int main() {
   constexpr int OUTPUTS = 128, WIDTHS[] = {64, 320}, LARGEST_BATCH = 13;

@@ -54,7 +54,7 @@ class ReluNetwork(torch.autograd.Function):
         needs_x, needs_w1, needs_b1, needs_w2, needs_b2 = ctx.needs_input_grad
         grad_w2 = multiply(grad.t(), hidden) if needs_w2 else None
         # A second matrix of this size would not fit between the gradients of weights that earlier layers have left.
-        retained = torch._C._autograd._get_current_graph_task_keep_graph()  # retain_graph=True, as in attribution
+        retained = torch._C._autograd._get_current_graph_task_keep_graph()  # by retain_graph=True, as for attribution
         grad_hidden = multiply(grad, w2, out=None if retained else hidden)
         grad_b1 = kernels.relu_backward_(grad_hidden, positive)
         return (

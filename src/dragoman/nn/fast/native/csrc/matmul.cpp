@@ -140,7 +140,7 @@ void pack_b(const Matrix& b, int64_t depth, int64_t columns, float* out) {
 void pack_a(const Matrix& a, int64_t rows, int64_t depth, float* out) {
   for (int64_t i = 0; i < rows; i += ROWS, out += depth * ROWS) {
     const Lanes lanes = first_lanes(std::min<int64_t>(ROWS, rows - i));
-    for (int64_t k = 0; k < depth; ++k) {  // what is stored beyond ROWS is overwritten next, or is padding
+    for (int64_t k = 0; k < depth; ++k) {  // the next store overwrites the elements beyond ROWS; the last are padding
       store_all(out + k * ROWS, load(a.data + k * a.column + i, lanes));
     }
   }

@@ -134,7 +134,7 @@ class _Sender(Reporter):
     """Sends the events of a training to the driver."""
 
     def __init__(self, queue: Any) -> None:
-        self._queue, self._last = queue, 0.0
+        self._queue, self._last = queue, float("-inf")
         self._waiting: Status | None = None
         for name in ("log", "warn", "result", "phase", "started", "stepped", "validated", "translated", "finished"):
             setattr(self, name, partial(self._send, name))

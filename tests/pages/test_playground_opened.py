@@ -32,7 +32,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("small"),
         "tokenizer.byte_fallback=false",
         "train.budget=60 steps",
-        "search.shrink_beam=true",
     )
 
 

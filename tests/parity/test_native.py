@@ -152,7 +152,7 @@ def test_a_decoder_only_model_continues_its_prompt(name: str, tmp_path: Path) ->
         SearchSettings(beam=1, max_extra=6, min_length=8),
         SearchSettings(beam=3, nbest=3, max_extra=6, min_length=5, no_repeat_ngram=2, alpha=0.0),
         SearchSettings(beam=2, max_extra=6, no_repeat_ngram=2, alpha=1.3),
-        SearchSettings(beam=12, nbest=7, max_extra=3),
+        SearchSettings(beam=12, nbest=7, max_extra=3, shrink_beam=False),
         SearchSettings(beam=12, nbest=12, max_extra=6, no_repeat_ngram=2, min_length=3, shrink_beam=True),
         SearchSettings(beam=12, nbest=3, max_extra=6, no_repeat_ngram=2, min_length=3, beam_threshold=0.4),
         SearchSettings(beam=12, nbest=3, max_extra=6, no_repeat_ngram=2, min_length=3, recombine=2),

@@ -50,7 +50,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},
     "beam": {"beam": 4, "nbest": 3},
     "wide": {"beam": 7, "nbest": 7, "alpha": 0.0},
-    "shrinking": {"beam": 5, "nbest": 3, "shrink_beam": True},
+    "not shrinking": {"beam": 5, "nbest": 3, "shrink_beam": False},
     "threshold": {"beam": 5, "nbest": 1, "beam_threshold": 0.5},
     "recombining": {"beam": 5, "nbest": 1, "recombine": 1},
     "guarded": {"beam": 3, "no_repeat_ngram": 2, "min_length": 2},

@@ -19,7 +19,7 @@ SENTENCES = st.lists(st.sampled_from(WORDS), min_size=1, max_size=13).map(" ".jo
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},
     "beam": {"beam": 3, "nbest": 2},
-    "shrinking": {"beam": 4, "nbest": 2, "shrink_beam": True},
+    "not shrinking": {"beam": 4, "nbest": 2, "shrink_beam": False},
     "threshold": {"beam": 4, "nbest": 1, "beam_threshold": 0.5},
     "recombining": {"beam": 4, "nbest": 1, "recombine": 1},
     "guarded": {"beam": 2, "no_repeat_ngram": 2, "min_length": 3},

@@ -21,7 +21,7 @@ SOURCE = torch.tensor([[4, 6, 5, 7, 3]])
 SETTINGS: list[dict[str, Any]] = [
     {"beam": 1, "max_extra": 2}, {"beam": 2, "max_extra": 4, "alpha": 0.0}, {"beam": 3, "max_extra": 3},
     {"beam": 5, "max_extra": 5, "alpha": 1.5}, {"beam": 7, "max_extra": 1, "no_repeat_ngram": 2},
-    {"beam": 4, "max_extra": 6, "min_length": 3}, {"beam": 5, "max_extra": 5, "shrink_beam": True},
+    {"beam": 4, "max_extra": 6, "min_length": 3}, {"beam": 5, "max_extra": 5, "shrink_beam": False},
     {"beam": 5, "max_extra": 5, "beam_threshold": 0.5}, {"beam": 5, "max_extra": 5, "recombine": 1},
     {"beam": 5, "max_extra": 5, "beam_threshold": 0.5, "early_end": "off"},
     {"beam": 5, "max_extra": 5, "early_end": "on"},
@@ -35,7 +35,7 @@ def grown(model: Model, prefix: tuple[int, ...] = (), **settings: Any) -> tuple[
 
 def with_nbest(asked: SearchSettings) -> SearchSettings:
     """Return the settings of the tree in `explain`."""
-    is_plain = asked.pruning in (Pruning(), Pruning(shrink_beam=True))
+    is_plain = asked.pruning in (Pruning(), Pruning(shrink_beam=False))
     return SearchSettings.of(asked, nbest=asked.beam) if is_plain else asked
 
 
@@ -96,7 +96,7 @@ def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
         if node.end == "dropped":
             nexts = [other.total for other in tree.nodes if other.step == node.step + 1]
             complete = [other for other in tree.nodes if other.token == EOS and other.step <= node.step]
-            width = settings["beam"] - (len(complete) if settings.get("shrink_beam") else 0)
+            width = settings["beam"] - (len(complete) if settings.get("shrink_beam", True) else 0)
             assert node.step < last and node.score is None
             if "recombine" not in settings:
                 assert len(nexts) == width or max(nexts) - min(nexts) <= settings["beam_threshold"]
@@ -151,7 +151,7 @@ def test_plain_data_has_pieces_and_texts() -> None:
 
     data = tree.to_json(lambda token: f"<{token}>", lambda tokens: "-".join(map(str, tokens)))
 
-    assert data["beam"] == 3 and data["shrink_beam"] is False and data["limit"] == tree.limit == 8
+    assert data["beam"] == 3 and data["shrink_beam"] is True and data["limit"] == tree.limit == 8
     assert data["beam_threshold"] == 0.0 and data["recombine"] == 0 and data["early_end"] is False
     assert [node["token"] for node in data["nodes"]] == [f"<{node.token}>" for node in tree.nodes]
     best = data["nodes"][data["best"][0]]

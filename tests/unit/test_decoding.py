@@ -120,18 +120,18 @@ def test_settings_of_a_configuration_are_overridden_by_name() -> None:
 
 
 def test_settings_of_a_beam_are_refused_with_sampling() -> None:
-    with pytest.raises(UsageError, match=r"^beam = 4, shrink_beam = True: have no effect with sample = True"):
-        SearchSettings.of(SearchSettings(), sample=True, beam=4, shrink_beam=True)
+    with pytest.raises(UsageError, match=r"^beam = 4, shrink_beam = False: have no effect with sample = True"):
+        SearchSettings.of(SearchSettings(), sample=True, beam=4, shrink_beam=False)
     with pytest.raises(UsageError, match=r"^recombine = 2: has no effect with sample = True"):
         SearchSettings.of(SearchSettings(), sample=True, recombine=2)
     with pytest.raises(UsageError, match=r"^early_end = on: has no effect with sample = True"):
         SearchSettings.of(SearchSettings(), sample=True, early_end="on")
     with pytest.raises(UsageError, match=r"^beam_threshold = 2.5: has no effect with sample = True"):
         SearchSettings.of(SearchSettings(sample=True), beam_threshold=2.5)
-    with pytest.raises(UsageError, match=r"^shrink_beam = True: has no effect with sample = True; use beam search or"):
-        SearchSettings.of(SearchSettings(sample=True), shrink_beam=True)
-    assert SearchSettings.of(SearchSettings(shrink_beam=True), sample=True, beam=1, shrink_beam=False).sample
-    assert SearchSettings.of(SearchConfig(shrink_beam=True, recombine=2), sample=True).sample, (
+    with pytest.raises(UsageError, match=r"^shrink_beam = False: has no effect with sample = True; use beam search or"):
+        SearchSettings.of(SearchSettings(sample=True), shrink_beam=False)
+    assert SearchSettings.of(SearchSettings(shrink_beam=False), sample=True, beam=1, shrink_beam=True).sample
+    assert SearchSettings.of(SearchConfig(shrink_beam=False, recombine=2), sample=True).sample, (
         "that of the model is not used"
     )
 
@@ -445,7 +445,7 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
         {"beam": 2},
         {"beam": 3, "alpha": 1.2},
         {"beam": 2, "alpha": 0.0},
-        {"beam": 3, "shrink_beam": True},
+        {"beam": 3, "shrink_beam": False},
         {"beam": 3, "recombine": 1},
     ],
     ids=str,

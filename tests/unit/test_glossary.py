@@ -266,7 +266,7 @@ def test_both_implementations_agree(seed: int, backends: tuple[DecodingBackend, 
 def test_a_narrower_beam_changes_some_results(
     narrower: dict[str, Any], bonus: float | None, backends: tuple[DecodingBackend, DecodingBackend]
 ) -> None:
-    wide = SearchSettings(beam=5, nbest=3, alpha=1.0, max_extra=10)
+    wide = SearchSettings(beam=5, nbest=3, alpha=1.0, max_extra=10, shrink_beam=False)
     settings = wide, SearchSettings.of(wide, **narrower)
     found: list[list[list[list[int]]]] = [[], []]
     for seed in range(12):

@@ -403,7 +403,7 @@ def test_tokenizers_that_the_page_lacks_are_refused() -> None:
     "settings",
     [
         [
-            "model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=true", "search.beam_threshold=4",
+            "model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=false", "search.beam_threshold=4",
             "search.recombine=2",
         ],
         ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"],
@@ -413,7 +413,7 @@ def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str],
     run = trained(tmp_path, *settings, "train.budget=3 steps")
     page = write_playground(tmp_path / "page.html", run).read_text("utf-8")
     assert '"models":[{' in page and "int8" in page
-    assert f'"shrink_beam":{str("search.shrink_beam=true" in settings).lower()}' in page
+    assert f'"shrink_beam":{str("search.shrink_beam=false" not in settings).lower()}' in page
     assert f'"beam_threshold":{4.0 if "search.beam_threshold=4" in settings else 0.0}' in page
     assert f'"recombine":{2 if "search.recombine=2" in settings else 0}' in page
     assert f'"early_end":{str("search.beam_threshold=4" in settings).lower()}' in page

@@ -97,7 +97,9 @@ def test_beams_that_become_narrower_and_beams_that_do_not_share_steps(tmp_path: 
     model = ending(VOCAB)
     engine = Engine(pack(model, tmp_path / "packed", "float32", max_positions=POSITIONS))
     backend = NativeBackend(engine, "float32", 1, lambda: TorchBackend(model, "cpu"))
-    narrow: list[dict[str, Any]] = [{}, {"shrink_beam": True}, {"beam_threshold": 0.2}, {"recombine": 1}]
+    narrow: list[dict[str, Any]] = [
+        {"shrink_beam": False}, {}, {"beam_threshold": 0.2}, {"recombine": 1, "shrink_beam": False},
+    ]  # fmt: skip
     settings = [SearchSettings(beam=4, nbest=2, max_extra=12, **own) for own in narrow]
     sources = sentences(9, 8)
     service = NativeSearchService(backend, LONGEST, rows=12)

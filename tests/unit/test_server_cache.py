@@ -29,7 +29,7 @@ from tiny_translator import tiny_translator
 TEXTS = ["one two", "one two ", "One two", "three", "", "one. two."]
 CALLS: list[dict[str, Any]] = [
     {}, {"beam": 1}, {"beam": 5}, {"beam": 5, "nbest": 3}, {"alpha": 0.0}, {"max_extra": 1}, {"min_length": 6},
-    {"no_repeat_ngram": 2}, {"shrink_beam": True}, {"beam_threshold": 0.5}, {"recombine": 1}, {"split": True},
+    {"no_repeat_ngram": 2}, {"shrink_beam": False}, {"beam_threshold": 0.5}, {"recombine": 1}, {"split": True},
     {"split": False}, {"glossary": Glossary({"one": "seven"})}, {"glossary": Glossary({"one": "nine"})},
     {"glossary": Glossary({"two": "seven"})}, {"glossary": Glossary({"one": "seven"}, strict=True)},
     {"glossary": Glossary({"one": "seven"}, bonus=0.5)},
@@ -70,7 +70,7 @@ def test_every_part_of_a_search_is_in_the_key() -> None:
     assert len(keys) == len(CALLS)
     other: dict[str, Any] = {
         "beam": 3, "alpha": 0.7, "nbest": 2, "max_extra": 7, "min_length": 1, "no_repeat_ngram": 3,
-        "shrink_beam": True, "beam_threshold": 4.0, "recombine": 2, "early_end": "on", "temperature": 2.0, "top_k": 3,
+        "shrink_beam": False, "beam_threshold": 4.0, "recombine": 2, "early_end": "on", "temperature": 2.0, "top_k": 3,
         "top_p": 0.5, "seed": 9,
     }  # fmt: skip
     assert {field.name for field in dataclasses.fields(SearchSettings)} == {*other, "sample"}

@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1}, "beam": {"beam": 3, "nbest": 2}, "alpha 0": {"beam": 4, "nbest": 4, "alpha": 0.0},
     "min length": {"beam": 2, "min_length": 5}, "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
     "no repeated 3-grams": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
-    "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
+    "not shrinking": {"beam": 4, "nbest": 3, "shrink_beam": False},
     "threshold": {"beam": 5, "nbest": 2, "beam_threshold": 0.3},
     "recombining": {"beam": 5, "nbest": 2, "recombine": 2},
     "ending early": {"beam": 5, "nbest": 2, "alpha": 2.0, "early_end": "on"},
@@ -46,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 BATCHED: dict[str, Any] = {"no_repeat_ngram": 100}
 """What sentences with slots of their own do not support."""
-SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
+SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, **BATCHED}
 NEAR: dict[str, Any] = {"beam": 6, "nbest": 2, "beam_threshold": 0.6}
 RECOMBINING: dict[str, Any] = {"beam": 6, "nbest": 2, "recombine": 1}
 

@@ -380,7 +380,7 @@ class SearchConfig(Section):
     """Default settings of decoding, in `translate` and in Python."""
 
     beam: limits.Beams = field(4, "beam size: hypotheses per step; 1 = greedy search", example=5)
-    shrink_beam: bool = field(False, "each complete hypothesis makes the beam narrower by one: faster", example=True)
+    shrink_beam: bool = field(True, "each complete hypothesis makes the beam narrower by one: faster", example=False)
     beam_threshold: limits.BeamThreshold = field(
         0.0,
         "hypotheses leave the beam if their log-probability is more than this below that of the best one: faster; "

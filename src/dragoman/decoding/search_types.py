@@ -40,12 +40,12 @@ _TYPES: dict[str, tuple[type, str]] = {
 
 @dataclass(frozen=True)
 class Pruning:
-    """Which hypotheses leave a beam early; the default: none.
+    """Which hypotheses leave a beam early.
 
     shrink_beam, beam_threshold, recombine: as in `SearchSettings`.  early_end: whether that of `SearchSettings` is on.
     """
 
-    shrink_beam: bool = False
+    shrink_beam: bool = True
     beam_threshold: float = 0.0
     recombine: int = 0
     early_end: bool = False
@@ -77,7 +77,7 @@ class SearchSettings:
     max_extra: int = 50
     min_length: int = 0
     no_repeat_ngram: int = 0
-    shrink_beam: bool = False
+    shrink_beam: bool = True
     beam_threshold: float = 0.0
     recombine: int = 0
     early_end: str = "auto"

@@ -337,7 +337,7 @@ class Transformer {
   // unfinished ones whose score would not be the best if the next token ended them with probability 1; `recombine`, unfinished ones that have this many last tokens in
   // common with a better one.  Those that end leave the beam, which `shrink` then makes narrower by one.  The search stops when no hypothesis
   // can become the best.
-  search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, earlyEnd = threshold > 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
+  search(source, { beam = 4, shrink = true, threshold = 0, recombine = 0, earlyEnd = threshold > 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
     while (beams.length) {

@@ -214,11 +214,13 @@ class PlainOperations:
         _, index = ranked.flatten(1).topk(beams, dim=1)
         origin, chosen = index // token.numel(), index % token.numel()  # (n, K)
         new = allowed.flatten(1).gather(1, index)
+        pool_scores = torch.where(fresh, _NEVER, state.pool_scores[slots])
+        width = beams - (pool_scores > _NEVER).sum(1, keepdim=True)  # `shrink_beam`
         sums, totals = sums.gather(1, origin) + new, totals.gather(1, origin) + new.double()
+        sums = sums.masked_fill(rank >= width, _NEVER)
 
         ended = (chosen == EOS) & (sums > _NEVER)
         scores = (totals / _penalty(at + 1, state.alpha[slots])[:, None]).masked_fill(~ended, _NEVER)
-        pool_scores = torch.where(fresh, _NEVER, state.pool_scores[slots])
         place = (2 * (at[:, None] * beams + rank) + cut.gather(1, origin)).int()
         scores, order = torch.cat([pool_scores, scores], 1).sort(dim=1, descending=True, stable=True)
         pool_at = torch.cat([state.pool_at[slots], place], 1).gather(1, order)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dragoman.decoding.pytorch.search import draw, pruned_log_probs
 from dragoman.decoding.pytorch.stepper import nan_error
-from dragoman.decoding.search_types import Hypothesis, Ids, Pruning, SearchSettings, complete, length_penalty
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete, length_penalty
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 from dragoman.tokenizers import BOS, EOS, PAD
@@ -114,8 +114,7 @@ class StaticShapeSearch:
         sums, origins, chosen, truncated = (self._draw if self.settings.sample else self._best)(allowed, at_limit)
         new = allowed.view(*self.sums.shape, -1)[torch.arange(len(sums), device=self.device)[:, None], origins, chosen]
         tokens = self._extend(self.tokens, origins, chosen)
-        prunes = self.settings.pruning != Pruning()
-        if prunes and self.beams > 1:
+        if self.beams > 1:
             # The last tokens (B, K, n), which `recombine` compares; of a shorter target, the first one repeated.
             last = torch.arange(1 - max(1, min(self.settings.recombine, self.sizes.capacity)), 1, device=self.device)
             tails = tokens.index_select(2, (self.position + last).clamp(min=0))
@@ -123,8 +122,7 @@ class StaticShapeSearch:
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
-        if prunes:
-            self.complete.add_(ended.sum(1))
+        self.complete.add_(ended.sum(1))
         self.sums.copy_(self._without_beaten(sums.masked_fill(ended, _NEVER)))
         if self.beams > 1:
             first = torch.arange(0, self.inputs.numel(), self.beams, device=self.device)[:, None]

@@ -30,7 +30,6 @@ from dragoman.decoding.search_types import (
     Hypothesis,
     Ids,
     PartialHypothesis,
-    Pruning,
     SearchSettings,
     TokenStream,
     best,
@@ -98,7 +97,7 @@ class CompleteHypotheses:
 
     def pruned(self, beams: Beams) -> Beams:
         """Empty the slots that `shrink_beam`, `beam_threshold` and `recombine` do without."""
-        if self.request.settings.pruning == Pruning():
+        if self.request.settings.beam == 1:
             return beams
         counts = [len(self.hypotheses[i]) for i in beams.sentences.tolist()]
         finished = torch.tensor(counts, device=beams.log_probs.device)  # (B,)
@@ -205,7 +204,7 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
     search up to the length limit, except with `early_end`, whose stop rule is not exact
-    (`CompleteHypotheses.without_beaten`).  With `shrink_beam`, none is left when K hypotheses are complete.
+    (`CompleteHypotheses.without_beaten`), and with `shrink_beam`: none is left when K hypotheses are complete.
     `beam_threshold` and `recombine` do not make a list shorter than `nbest`.
     """
     width = request.settings.beam

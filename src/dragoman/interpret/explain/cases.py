@@ -248,7 +248,7 @@ def _settings(config: Config, beam: int | None, **overrides: int) -> SearchSetti
     With `beam_threshold`, `recombine` or `early_end` it has one entry: nothing is dropped until the list is full.
     """
     settings = SearchSettings.of(config.search, **overrides, **({} if beam is None else {"beam": beam}))
-    is_plain = replace(settings.pruning, shrink_beam=False) == Pruning()
+    is_plain = replace(settings.pruning, shrink_beam=True) == Pruning()
     return SearchSettings.of(settings, nbest=settings.beam) if is_plain else settings
 
 

@@ -321,6 +321,9 @@ def _choose(
     scores = tl.full((KP,), never, tl.float64)
     places = tl.zeros((KP,), tl.int32)
     penalty = _penalty(at + 1, alpha)
+    pool = tl.load(pool_scores + slot * K + k, mask=beam, other=never)
+    pool = tl.where(fresh | (k >= K), never, pool)
+    width = K - tl.sum(tl.where(pool > never, 1, 0), 0)  # `shrink_beam`
     for i in tl.static_range(K):
         chosen = tl.argmax(ranked, 0, tie_break_left=True)
         reached = tl.max(ranked, 0)  # -inf: fewer than K continuations
@@ -330,7 +333,7 @@ def _choose(
         token = tl.sum(tl.where(here, tokens, 0), 0)
         origin = chosen // MP
         own = k == origin
-        log_prob = tl.where(reached > never, tl.sum(tl.where(own, old_sums, 0.0), 0) + value, never)
+        log_prob = tl.where((reached > never) & (i < width), tl.sum(tl.where(own, old_sums, 0.0), 0) + value, never)
         exact = tl.sum(tl.where(own, old_totals, 0.0), 0) + value.to(tl.float64)
         truncated = tl.sum(tl.where(own & cut, 1, 0), 0)
         ended = (token == _EOS) & (log_prob > never)
@@ -353,8 +356,6 @@ def _choose(
             )
 
     # The K best of the pool and of those that ended; of equal scores, the earlier one.
-    pool = tl.load(pool_scores + slot * K + k, mask=beam, other=never)
-    pool = tl.where(fresh | (k >= K), never, pool)
     pool_places = tl.load(pool_at + slot * K + k, mask=beam, other=0)
     new_pool = tl.full((KP,), never, tl.float64)
     new_places = tl.zeros((KP,), tl.int32)

@@ -1,6 +1,7 @@
 """Fuzz the native engine with random requests and damaged files, under the sanitizers of the compiler.
 
     python bench/fuzz_native.py [--seconds 600] [--seed N] [--build avx2] [--sanitizer address]
+    python bench/fuzz_native.py --build neon --sanitizer trap --python "qemu-aarch64 -L ROOT ROOT/usr/bin/python3.11"
 
 The library is built in a temporary folder with -fsanitize=address,undefined (or thread), models are packed, and
 a child process runs cases: valid requests, whose results must not depend on the batch; invalid requests, through
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import random
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -27,17 +29,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 TIMEOUT = 120.0
 """Seconds after which a case counts as hanging."""
 PACKAGE = Path(__file__).parents[1] / "src/dragoman"
-INSTRUCTIONS = {
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-}
-SANITIZERS = {"address": "address,undefined", "thread": "thread"}
+SANITIZERS = {"address": "address,undefined", "thread": "thread", "trap": "undefined"}  # trap: without a library
 # Replaces mmap by heap memory, so that the address sanitizer detects accesses outside of a buffer.  Released pages are
 # filled with NaN.
 MMAP_REPLACEMENT = """
@@ -192,21 +191,24 @@ def learned_lists(draw: random.Random, source_size: int, target_size: int, rate:
 def compiled(folder: Path, build: str, sanitizer: str) -> Path:
     """Return the path of the instrumented library."""
     (folder / "mmap_replacement.h").write_text(MMAP_REPLACEMENT)
-    library = folder / f"_{build}.so"
     flags = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-    checks = [f"-fsanitize={SANITIZERS[sanitizer]}", "-fno-sanitize-recover=all"]
+    with patch("setuptools.setup"):
+        builds = runpy.run_path(str(PACKAGE.parents[1] / "setup.py"))["BUILDS"]
+    compiler, own = ("g++", builds["x86_64"]) if "avx" in build else ("aarch64-linux-gnu-g++", builds["aarch64"])
+    flags += [f"-fsanitize={SANITIZERS[sanitizer]}", "-fno-sanitize-recover=all", *own[build]]
+    flags += ["-fsanitize-undefined-trap-on-error"] if sanitizer == "trap" else []
     sources = [str(path) for path in sorted((PACKAGE / "decoding/native/csrc").glob("*.cpp"))]
     include = ["-I", str(PACKAGE / "nn/fast/native/csrc"), "-include", str(folder / "mmap_replacement.h")]
-    subprocess.run(["g++", *flags, *checks, *INSTRUCTIONS[build], *include, *sources, "-o", library], check=True)
-    return library
+    subprocess.run([compiler, *flags, *include, *sources, "-o", folder / "engine.so"], check=True)
+    return folder / "engine.so"
 
 
 def environment(sanitizer: str) -> dict[str, str]:
     """Return the environment in which Python loads the instrumented library."""
-    runtimes = {"address": "libasan.so", "thread": "libtsan.so"}[sanitizer], "libstdc++.so.6"
-    paths = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in runtimes]
+    names = {"address": ["libasan.so", "libstdc++.so.6"], "thread": ["libtsan.so", "libstdc++.so.6"], "trap": []}
+    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True) for name in names[sanitizer]]
     return os.environ | {
-        "LD_PRELOAD": " ".join(os.path.realpath(path) for path in paths),
+        "LD_PRELOAD": " ".join(os.path.realpath(path.strip()) for path in found),
         "PYTHONMALLOC": "malloc",  # the sanitizer checks Python's objects too
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -524,7 +526,7 @@ def child(folder: Path, library: Path, seed: int, seconds: float, cases: int | N
 def run_child(folder: Path, library: Path, args: argparse.Namespace) -> int:
     """Run the cases in a child process and return its exit status; print the number of a failing case."""
     prefix = ["setarch", "-R"] if args.sanitizer == "thread" else []  # the thread sanitizer requires fixed addresses
-    command = [*prefix, sys.executable, __file__, "--child", str(folder), str(library), "--seed", str(args.seed)]
+    command = [*prefix, *args.python.split(), __file__, "--child", str(folder), str(library), "--seed", str(args.seed)]
     command += ["--seconds", str(args.seconds), *(["--cases", str(args.cases)] if args.cases else [])]
     last, since = b"", time.monotonic()
     with (folder / "errors").open("w+b") as errors:
@@ -550,8 +552,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=None, help="number of the first case (default: random)")
     parser.add_argument("--cases", type=int, default=None, help="number of cases (default: as many as the time allows)")
-    parser.add_argument("--build", choices=sorted(INSTRUCTIONS), default="avx2")
+    parser.add_argument("--build", choices=("avx512", "avx2", "i8mm", "dotprod", "neon"), default="avx2")
     parser.add_argument("--sanitizer", choices=sorted(SANITIZERS), default="address")
+    parser.add_argument("--python", default=sys.executable, help="for ARM64: EMULATOR [OPTION ...] PYTHON")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.seed is None:

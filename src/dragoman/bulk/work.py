@@ -50,7 +50,7 @@ class Job:
         from dragoman.models.model_folder import read_config, read_profile, wrong_model
 
         config = read_config(self.model)
-        if not config.data.about.translates:
+        if not config.data.translates:
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]

@@ -42,7 +42,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     return {
         "folder": str(folder),
         **({"imported": meta["imported"]} if "imported" in meta else {}),
-        "data": f"{data.source_language} -> {data.target_language}" if data.kind == "parallel" else data.kind,
+        "data": " -> ".join(config.languages) if data.translates else data.kind,
         "parameters": sum(math.prod(tensor["shape"]) for name, tensor in tensors if not name.endswith(_STATISTICS)),
         "architecture": config.model.architecture,
         "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),

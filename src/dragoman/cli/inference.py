@@ -50,9 +50,9 @@ def score(
     data = read_config(model).data
     if data.about.translates and source is None:
         raise UsageError(f"{model}: a translation model scores pairs; specify the source text with --source")
-    if data.about.continues and source is not None:
+    if data.about.continues and not data.translates and source is not None:
         raise UsageError(f"{model}: a language model has no source; omit --source")
-    if data.about.continues and (source_language or target_language):
+    if data.about.continues and source is None and (source_language or target_language):
         raise UsageError(f"{model}: a language model translates between no languages; omit --from and --to")
     loading: dict[str, Any] = {"device": device, "quantize": quantize}
     with open_output(None) as write:
@@ -109,7 +109,7 @@ def evaluate(
         sources,
         [references],
         against=None if against is None else Translator.load(against, **loading),
-        language=target_language or read_config(model).parallel.target_language,
+        language=target_language or read_config(model).languages[1],
         tokenize=tokenize,
         split=split,
         **{name: code for name, code in languages.items() if code is not None},

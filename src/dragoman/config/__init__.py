@@ -21,6 +21,7 @@ from dragoman.config.data import LabelledData as LabelledData
 from dragoman.config.data import MaskedData as MaskedData
 from dragoman.config.data import ParallelData as ParallelData
 from dragoman.config.data import PixelConfig as PixelConfig
+from dragoman.config.data import PromptConfig as PromptConfig
 from dragoman.config.data import SideTokenizerConfig as SideTokenizerConfig
 from dragoman.config.data import TaggedData as TaggedData
 from dragoman.config.data import TextData as TextData

@@ -267,6 +267,11 @@ class _DataSection(Section):
         """What follows from the kind of data."""
         return DATA_KINDS[str(getattr(self, "kind"))]  # noqa: B009 (a field of each subclass)
 
+    @property
+    def translates(self) -> bool:
+        """Whether the models translate: those of parallel text, and language models with a prompt."""
+        return self.about.translates or getattr(self, "prompt", None) is not None
+
     def _sets(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the key of every data set and its paths by key, which is empty for a single path."""
         for name in ("train", "valid", "also_valid", "test"):
@@ -368,6 +373,34 @@ class ParallelData(_DataSection):
         return self.filter.max_tokens
 
 
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_LANGUAGES = ("source_language", "target_language")
+
+
+class PromptConfig(Section):
+    """How a language model translates: it continues a template with the source in it, up to the end of the line."""
+
+    template: str = field(
+        ...,
+        "text before a translation, with `{source}` in it, and optionally `{source_language}` and `{target_language}`, "
+        "the English names of the languages",
+        example="Translate this from {source_language} to {target_language}:\n{source}\n",
+    )
+    source_language: str = field("source", "language code of the source", example="de")
+    target_language: str = field("target", "language code of the target", example="en")
+
+    def _problems(self, stored: bool) -> Iterator[str]:
+        found = _PLACEHOLDER.findall(self.template)
+        if found.count("source") != 1:
+            yield f"template contains {{source}} {found.count('source')} times; accepted: once, in place of the source"
+        if unknown := sorted(set(found) - {"source", *_LANGUAGES}):
+            shown = ", ".join(f"{{{name}}}" for name in unknown)
+            yield f"template contains {clip(shown)}; accepted: {{source}}, {{source_language}}, {{target_language}}"
+        for name in _LANGUAGES:
+            if name in found and name not in self.model_fields_set:
+                yield f"template contains {{{name}}}, but {name} is not set; set it, such as to \"de\""
+
+
 class FileData(_DataSection):
     """Data in files of one format."""
 
@@ -392,6 +425,9 @@ class TextData(FileData):
         example="lines",
     )
     max_tokens: limits.TokensPerBlock = field(256, "maximum tokens per block, line or paragraph", example=512)
+    prompt: PromptConfig | None = field(
+        None, "how the model translates, if it does", example={"template": "German: {source}\nEnglish:"}
+    )
 
 
 class DialogueData(FileData):

@@ -22,6 +22,7 @@ from dragoman.config.data import (
     DataConfig,
     ImageData,
     ParallelData,
+    TextData,
     TokenizerConfig,
     move_root,
     resolve_path,
@@ -78,6 +79,13 @@ class Config(Section):
         raise UsageError(
             f'[data] is of kind "{self.data.kind}"; accepted here: sentences and their translations (kind "parallel")'
         )
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of source and target of a model that translates.  Raises UsageError for others."""
+        prompt = self.data.prompt if isinstance(self.data, TextData) else None
+        data = self.parallel if prompt is None else prompt
+        return data.source_language, data.target_language
 
     def _problems(self, stored: bool) -> Iterator[str]:
         yield from self._model_problems()
@@ -138,7 +146,7 @@ class Config(Section):
             "tokenizer.tags": bool(self.tokenizer.tags),
         }
         for key, given in of_pairs.items():
-            if given and kind != "parallel":
+            if given and not (kind == "parallel" or (key == "search.split_sentences" and self.data.translates)):
                 yield f'{key} has no effect on data of kind "{kind}"; remove it'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
             if side and side.sampling and (side.kind == "char" or not about.samples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -110,15 +111,18 @@ def answered(steps: Generator[Call, Answer, Result], answer: Callable[[Call], An
 
 
 def searches_with_retry(
-    call: SearchCall, is_empty: Callable[[Ids], bool] = not_, best: Callable[[Any], Hypothesis] = itemgetter(0)
+    call: SearchCall,
+    is_empty: Callable[[Ids], bool] = not_,
+    best: Callable[[Any], Hypothesis] = itemgetter(0),
+    ended: Callable[[Any], Any] = lambda result: result,
 ) -> Generator[SearchCall, Sequence[Any], tuple[list[Any], list[Fault]]]:
     """Search all sentences, and search those a second time whose output is empty or repeats itself.
 
     The second result replaces the first one unless it has the same fault.  Yields calls, and is sent one result per
     sentence (see `answered`); returns one result per sentence, and the faults of the first results.  is_empty: returns
-    whether a target has no text.  best: returns the best hypothesis of a result.
+    whether a target has no text.  best: returns the best hypothesis of a result.  ended: is applied to each result.
     """
-    results = list((yield call))
+    results = list(map(ended, (yield call)))
 
     def fault_at(index: int, result: Any) -> Fault:
         return fault_of(call.sources[index], best(result).tokens, is_empty)
@@ -130,7 +134,8 @@ def searches_with_retry(
         if fault and (second := retry_settings(call.settings, fault, length)) is not None:
             again.setdefault(second, []).append(index)
     for second, indices in again.items():
-        for index, result in zip(indices, (yield replace(call.of(indices), settings=second)), strict=True):
+        found = map(ended, (yield replace(call.of(indices), settings=second)))
+        for index, result in zip(indices, found, strict=True):
             if fault_at(index, result) != faults[index]:
                 results[index] = result
     return results, faults
@@ -144,7 +149,7 @@ class StreamWithRetry:
     result, and `replaced` whether the second result replaced the first one.
 
     search: starts a search.  source: token ids, end of sentence included; None: no second search.  is_empty: as in
-    `searches_with_retry`.
+    `searches_with_retry`.  ended: is applied to the n-best list of each search.
     """
 
     def __init__(
@@ -153,8 +158,10 @@ class StreamWithRetry:
         source: Ids | None,
         settings: SearchSettings,
         is_empty: Callable[[Ids], bool] = not_,
+        ended: Callable[[list[Hypothesis]], list[Hypothesis]] = list,
     ) -> None:
         self._search, self._source, self._is_empty, self.settings = search, source, is_empty, settings
+        self._ended = ended
         self.fault: Fault = ""
         self.replaced = False
 
@@ -174,7 +181,7 @@ class StreamWithRetry:
             try:
                 step = next(stream)
             except StopIteration as stop:
-                result: Hypothesis = stop.value[0]
+                (result,) = self._ended([stop.value[0]])
                 yield stop.value[1], True
                 return result
             yield step, False
@@ -191,6 +198,8 @@ class DecodingBackend(ABC):
     """A loaded model: in PyTorch (`TorchBackend`), in the native engine (`NativeBackend`), or an ensemble of these."""
 
     device: torch.device | str
+    has_encoder: bool = True
+    """False for a language model, whose sources are prompts that take positions of the target."""
     shortlist: Shortlist | None = None
     """Target tokens that a search may use for a sentence; None = all.  `score` and `align` always use all."""
     load_scorer: Callable[[], DecodingBackend] | None = None
@@ -219,14 +228,15 @@ class DecodingBackend(ABC):
         UsageError for phrases together with sampling.
         """
         if call.sources and not any(call.phrases):
-            longest = call.settings.limit(max(map(len, call.sources)), max(map(len, call.prefixes)))
-            if longest <= self.max_length:
+            source = max(map(len, call.sources))
+            if self._positions(source, call.settings.limit(source, max(map(len, call.prefixes)))) <= self.max_length:
                 return self._search(call, batch_tokens)
         if call.settings.sample and any(call.phrases):
             raise UsageError("phrases require beam search; use sample = False")
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, limit in enumerate(call.limits):
-            groups.setdefault((limit <= self.max_length, call.phrases[i] is not None), []).append(i)
+            supported = self._positions(len(call.sources[i]), limit) <= self.max_length
+            groups.setdefault((supported, call.phrases[i] is not None), []).append(i)
         found: list[list[Hypothesis]] = [[] for _ in call.sources]
         for (supported, constrained), indices in groups.items():
             backend, own = self if supported else self.fallback(), call.of(indices)
@@ -234,6 +244,10 @@ class DecodingBackend(ABC):
             for index, hypotheses in zip(indices, results, strict=True):
                 found[index] = hypotheses
         return found
+
+    def _positions(self, source: int, limit: int) -> int:
+        """Return the positions of the target of a source of this length, with its prompt."""
+        return limit if self.has_encoder else source + limit
 
     def _search_phrases(self, call: SearchCall) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens that all have phrases, one after the other."""
@@ -259,7 +273,10 @@ class DecodingBackend(ABC):
         stepper, width = self.stepper(), call.settings.nbest if call.settings.sample else call.settings.beam
         found: list[list[Hypothesis]] = [[] for _ in call.sources]
         sizes = [max(1, len(source)) * width for source in call.sources]
-        for batch in batches_within(sizes, batch_tokens or BATCH_TOKENS):
+        batches = batches_within(sizes, batch_tokens or BATCH_TOKENS)
+        if not self.has_encoder:  # the prompts of a batch are equally long
+            batches = (list(some) for batch in batches for _, some in itertools.groupby(batch, sizes.__getitem__))
+        for batch in batches:
             own = call.of(batch)
             restricted = with_shortlist(self.shortlist, stepper, own.sources, own.prefixes)
             hypotheses = generate(restricted, *padded(own.sources, self.device), own.settings, own.prefixes)
@@ -274,7 +291,7 @@ class DecodingBackend(ABC):
         from dragoman.decoding.pytorch.search import stream_tokens
         from dragoman.decoding.pytorch.stepper import with_shortlist
 
-        if settings.limit(len(source), len(prefix)) > self.max_length:
+        if self._positions(len(source), settings.limit(len(source), len(prefix))) > self.max_length:
             return self.fallback().stream(source, prefix, settings)
         stepper = with_shortlist(self.shortlist, self.stepper(), [source], [prefix])
         src = torch.tensor([list(source)], dtype=torch.long, device=self.device)

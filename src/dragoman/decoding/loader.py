@@ -29,7 +29,8 @@ from dragoman.extras import has_torch, needs_torch
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
-from dragoman.tokenizers import Tokenizer, load_vocabulary
+from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
+from dragoman.tokenizers.prompts import PromptTokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -166,9 +167,9 @@ class _Loader:
         from dragoman.models.seq2seq import Model
 
         network, vocabulary, config = load_network(self.path)
-        if config.data.kind != self.kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
+        if not isinstance(network, Model):
             raise wrong_model(self.path, config, DATA_KINDS[self.kind].lacks)
-        return TorchBackend(network, self.device, reason), vocabulary, config
+        return TorchBackend(network, self.device, reason), self._tokenizer(config, vocabulary), config
 
     def _load_cuda_graphs(self) -> tuple[DecodingBackend, Tokenizer, Config]:
         import torch  # installed, because it has resolved the device
@@ -207,8 +208,7 @@ class _Loader:
         fixed = replace(self, path=folder)  # a run folder may point to another checkpoint later
         meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
         config, vocabulary = read_config(folder), load_vocabulary(folder)
-        if config.data.kind != self.kind or not isinstance(vocabulary, Tokenizer):
-            raise wrong_model(self.path, config, DATA_KINDS[self.kind].lacks)
+        tokenizer = self._tokenizer(config, vocabulary)
         origin = {  # everything that a packed model depends on; equal origins give identical files
             "version": VERSION, "package_version": __version__, "precision": precision,
             "weights": meta["sha256"]["model.safetensors"], "model": config.model.model_dump(mode="json"),
@@ -219,7 +219,16 @@ class _Loader:
         backend = NativeBackend(engine, precision, self.threads, lambda: fixed._load_torch()[0])
         if self.quantize == "auto":
             backend.load_scorer = lambda: replace(fixed, engine="auto", quantize="none").load()[0]
-        return backend, vocabulary, config
+        return backend, tokenizer, config
+
+    def _tokenizer(self, config: Config, vocabulary: Vocabulary) -> Tokenizer:
+        """Return the tokenizer for models of `kind`, with its prompt if a language model translates by one."""
+        prompt = config.data.prompt if config.data.kind == "text" else None
+        if isinstance(vocabulary, Tokenizer) and prompt is not None and DATA_KINDS[self.kind].translates:
+            return PromptTokenizer(vocabulary, prompt)
+        if config.data.kind != self.kind or not isinstance(vocabulary, Tokenizer):
+            raise wrong_model(self.path, config, DATA_KINDS[self.kind].lacks)
+        return vocabulary
 
 
 def _engine(folder: Path, origin: dict[str, Any]) -> Engine:

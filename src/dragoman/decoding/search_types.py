@@ -29,6 +29,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     ),
     "top_k": (0, 1_048_576, "0 (all tokens) to 1,048,576"),
     "top_p": (5e-324, 1, "more than 0 and at most 1 (1 = all tokens)"),
+    "frame": (0, 10_000, "0 to 10,000"),
     "seed": (0, 2**63 - 1, f"0 to {2**63 - 1:,}"),
 }
 """Larger values would exhaust memory or have no effect; random number generators take 64 bits."""
@@ -68,7 +69,8 @@ class SearchSettings:
     hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
     max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
     sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off), top_p
-    (1 = off), seed: for sampling only.  Raises UsageError that lists all problems.
+    (1 = off), seed: for sampling only.  frame: tokens of every source that its length does not include, those of a
+    template.  Raises UsageError that lists all problems.
     """
 
     beam: int = 4
@@ -86,6 +88,7 @@ class SearchSettings:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    frame: int = 0
 
     def __post_init__(self) -> None:
         check_problems("invalid search settings:", self._problems())
@@ -118,7 +121,7 @@ class SearchSettings:
     def limit(self, source: int, prefix: int = 0) -> int:
         """Return the maximum target length, with its end, for a source and a forced prefix of these lengths."""
         # A forced prefix longer than the source replaces the source length, so that tokens may follow it.
-        return max(max(source, prefix) + self.max_extra, prefix + 1, self.min_length + 1)
+        return max(max(source - self.frame, prefix) + self.max_extra, prefix + 1, self.min_length + 1)
 
     @classmethod
     def of(cls, settings: Any, **overrides: Any) -> SearchSettings:
@@ -247,7 +250,7 @@ Ids = Sequence[int]
 class SearchCall:
     """Sentences to search.
 
-    sources: ids with the end of sentence.  prefixes: ids that each target must start with; () = none.  phrases: of each
+    sources: ids with the end of sentence, or of a language model prompts, which it reads before the target.  prefixes: ids that each target must start with; () = none.  phrases: of each
     target, None = none; () = none of any.
     """
 

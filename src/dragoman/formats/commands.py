@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import Model, OptionalReference
+from dragoman.errors import UsageError
 
 
 def export(
@@ -40,6 +41,15 @@ def import_(
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
     reference: OptionalReference = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a language model that translates: the text before a translation, with {source} in it, and "
+            "optionally {source_language} and {target_language}; \\n is a line break."
+        ),
+    ] = None,
+    source_language: Annotated[str | None, typer.Option("--from", help="With --prompt: source language.")] = None,
+    target_language: Annotated[str | None, typer.Option("--to", help="With --prompt: target language.")] = None,
 ) -> None:
     """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, CTranslate2 ...); verify its results.
 
@@ -47,4 +57,10 @@ def import_(
     """
     from dragoman.formats.importing.importer import import_model
 
-    typer.echo("\n".join(import_model(source, out, check, reference).lines()))
+    given = {"source_language": source_language, "target_language": target_language}
+    options = {key: code for key, code in given.items() if code is not None}
+    if prompt is not None:
+        options["template"] = prompt.replace("\\n", "\n")
+    elif options:
+        raise UsageError("--from and --to need --prompt: other models name their languages themselves; omit them")
+    typer.echo("\n".join(import_model(source, out, check, reference, options or None).lines()))

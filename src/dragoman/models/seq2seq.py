@@ -104,7 +104,11 @@ class Model(Network, ABC):
 
 
 class LanguageModel(Model):
-    """A model without a source; a prompt is the beginning of the target: `decoding.generate(..., prefix=[ids])`."""
+    """A model without an encoder.
+
+    A prompt is the beginning of the target, `decoding.generate(..., prefix=[ids])`, or the source of a search, which then
+    neither scores nor returns it.
+    """
 
     embedding: Embedding
 

@@ -123,7 +123,8 @@ class DecodeState:
     """The state of a decoder after `length` positions.
 
     layers: one record per layer, created by the model.  memory_bias: (B, 1, 1, S), 0 and -inf, or None.
-    carry: (N, ...) or None, for position schemes that compute step by step.  position, keys: of a `StaticState` only.
+    carry: (N, ...) or None, for position schemes that compute step by step.  first: (N,) the input of the next step
+    instead of BOS, after a prompt.  position, keys: of a `StaticState` only.
     """
 
     layers: list[LayerState]
@@ -131,6 +132,7 @@ class DecodeState:
     memory_bias: Tensor | None = None
     carry: Tensor | None = None
     length: int = field(default=0, init=False)
+    first: Tensor | None = field(default=None, init=False)
     position: Tensor | None = field(default=None, init=False)
     keys: int = field(default=0, init=False)
 

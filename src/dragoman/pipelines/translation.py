@@ -6,7 +6,7 @@ import functools
 import gc
 import itertools
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -25,7 +25,15 @@ from dragoman.data.spans import (
     with_symbols,
 )
 from dragoman.decoding.backend import BATCH_TOKENS, StreamWithRetry, answered, has_unusual_length, searches_with_retry
-from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchCall, SearchSettings, before_end
+from dragoman.decoding.search_types import (
+    Hypothesis,
+    Ids,
+    Phrases,
+    SearchCall,
+    SearchSettings,
+    before_end,
+    complete,
+)
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.glossary import Glossary, applied
 from dragoman.pipelines.lines import (
@@ -54,6 +62,7 @@ from dragoman.pipelines.lines import (
 from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.protection import AlignCall, Mask
 from dragoman.tokenizers import EOS, UNK, Tokenizer
+from dragoman.tokenizers.prompts import PromptTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,8 +185,20 @@ class Translator(Pipeline):
     def _build(
         cls, backend: DecodingBackend, tokenizer: Tokenizer, config: Config, profile: TrainingProfile | None
     ) -> Self:
-        translator = cls(backend, tokenizer, config.search, config.data.max_tokens)
-        translator.describe_data(profile, (config.parallel.source_language, config.parallel.target_language))
+        settings, longest = SearchSettings.of(config.search), config.data.max_tokens
+        if isinstance(tokenizer, PromptTokenizer):
+            # The prompt, and a target as long as the source and max_extra, have room in the context.
+            frame = tokenizer.frame_size
+            room = longest - frame - settings.max_extra
+            if room < 2:
+                raise UsageError(
+                    f"data.max_tokens = {longest}; accepted: at least {longest + 2 - room}, because the template has "
+                    f"{frame} tokens and search.max_extra is {settings.max_extra}"
+                )
+            settings, longest = replace(settings, frame=frame), frame + room // 2
+        translator = cls(backend, tokenizer, config.search, longest)
+        translator.settings = settings
+        translator.describe_data(profile, config.languages)
         return translator
 
     def describe_data(self, profile: TrainingProfile | None, languages: tuple[str | None, str | None]) -> None:
@@ -538,7 +559,7 @@ class Translator(Pipeline):
                 yield PartialTranslation(text, text)
             elif part.ids:
                 stream = functools.partial(self.backend.stream, part.ids, part.prefix)
-                search = StreamWithRetry(stream, part.ids, settings, self.has_no_text)
+                search = StreamWithRetry(stream, part.ids, settings, self.has_no_text, self._line(settings))
                 for step, last in search:
                     if not last:
                         ids = step.tokens, step.tokens[: step.stable]
@@ -710,7 +731,7 @@ class Translator(Pipeline):
                 part.terms = glossary.entries_in(part.mask.text if part.mask else part.seen)
                 phrases.append(glossary.phrases(part.terms, self._any_direction))
         call = SearchCall([part.ids for part in parts], settings, [part.prefix for part in parts], phrases)
-        results = yield from searches_with_retry(call, self.has_no_text)
+        results = yield from searches_with_retry(call, self.has_no_text, ended=self._line(settings))
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
         if len(parts) > 1 and isinstance(self.tokenizer, Tokenizer):
@@ -718,6 +739,22 @@ class Translator(Pipeline):
             texts = iter(self.tokenizer.decode_targets([own.tokens for part in parts for own in part.found]))
             for part in parts:
                 part.targets = [one_line(next(texts)) for _ in part.found]
+
+    def _line(self, settings: SearchSettings) -> Callable[[list[Hypothesis]], list[Hypothesis]]:
+        """Return a function of n-best lists, which ends the targets of a prompt with their first line."""
+        tokenizer = self.tokenizer
+        if not isinstance(tokenizer, PromptTokenizer):
+            return list
+
+        def ended(one: Hypothesis) -> Hypothesis:
+            size, has_break = tokenizer.line_of(one.tokens)
+            if size == len(one.tokens) and not has_break:
+                return one
+            # The line break is the end, or the end is part of the last token.
+            log_probs = [*one.token_log_probs[:size], 0.0 if has_break else one.token_log_probs[size]]
+            return complete(one.tokens[:size], log_probs, settings.alpha, False)
+
+        return lambda found: sorted(map(ended, found), key=lambda one: -one.score)
 
     def join(self, line: SplitLine, nbest: int = 1, details: bool = True) -> Translation:
         """Return the translation of a line from the hypotheses of its parts.
@@ -782,7 +819,7 @@ class Translator(Pipeline):
                 flags.append(part.fault)
             if best.truncated:
                 flags.append("truncated")
-            if has_unusual_length(len(before_end(part.ids)), len(best.tokens)):
+            if has_unusual_length(len(before_end(part.ids)) - self.settings.frame, len(best.tokens)):
                 flags.append("length")
             if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self.text_of(part, 0)):
                 flags.append("coverage")

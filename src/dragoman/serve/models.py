@@ -129,8 +129,8 @@ def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[Mo
     for path, entry in zip(paths, entries, strict=True):
         folder = find_model(Path(entry.path)).resolve()
         config = read_config(folder)
-        if config.data.kind == "parallel":
-            trained = config.parallel.source_language, config.parallel.target_language
+        if config.data.translates:
+            trained = config.languages
             between = _between(folder, entry)
             if between is None and paths.count(path) > 1:
                 raise UsageError(f"models specified twice: {path}, which has one direction; specify it once")

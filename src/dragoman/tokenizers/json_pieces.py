@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any
 
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.extras import extra_package
-from dragoman.tokenizers.pieces import EOS, SPACE, SPECIAL_NAMES, UNK, NamedPieces, Spans, parse_object
+from dragoman.tokenizers.pieces import BOS, EOS, SPACE, SPECIAL_NAMES, UNK, NamedPieces, Spans, parse_object
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKEN_IDS_FILE = "token_ids.json"
@@ -106,6 +107,22 @@ class JsonPieces(NamedPieces):
     @property
     def size(self) -> int:
         return len(self._theirs)
+
+    @property
+    def special_names(self) -> list[str]:
+        """What special tokens are called in a text of `with_special`."""
+        return [str(self._model.id_to_token(token)) for token in sorted(_special_ids(self._model))]
+
+    def with_special(self) -> JsonPieces:
+        """Return pieces that read the names of special tokens in a text as these tokens, for trusted text."""
+        pieces = copy.copy(self)
+        pieces._model = type(self._model).from_str(self._model.to_str())
+        pieces._model.encode_special_tokens = False
+        pieces._ours = [*self._ours]
+        for ours, theirs in enumerate(self._theirs[: EOS + 1]):
+            if theirs >= 0 and (ours != BOS or theirs != self._theirs[EOS]):
+                pieces._ours[theirs] = ours
+        return pieces
 
     def encode(self, text: str) -> list[int]:
         return [self._ours[token] for token in self._encoding(text).ids]

@@ -135,6 +135,8 @@ class CudaGraphBackend(TorchBackend):
 
     def _search(self, call: SearchCall, batch_tokens: int | None) -> list[list[Hypothesis]]:
         check_prefixes(call.prefixes)
+        if not self.has_encoder and any(call.sources):
+            return super()._search(call, batch_tokens)
         settings, longest = call.settings, self.longest_in_slots(call.settings)
         lengths = zip(map(len, call.sources), call.limits, strict=True)
         if all(0 < length <= longest and limit <= longest for length, limit in lengths):

@@ -32,7 +32,7 @@ class NativeBackend(DecodingBackend):
     device = "cpu"
 
     def __init__(self, engine: Engine, precision: str, threads: int, load_torch: Callable[[], DecodingBackend]) -> None:
-        self.engine = engine
+        self.engine, self.has_encoder = engine, engine.has_encoder
         self.precision = precision
         self.threads = threads
         self._load_torch = load_torch
@@ -121,7 +121,8 @@ class NativeBackend(DecodingBackend):
         return [hypotheses[0].token_log_probs for hypotheses in self._force(pairs)]
 
     def _supports(self, pairs: Sequence[tuple[Ids, Ids]]) -> bool:
-        return max((max(len(src), len(tgt)) for src, tgt in pairs), default=0) <= self.engine.positions
+        lengths = (max(len(src), self._positions(len(src), len(tgt))) for src, tgt in pairs)
+        return max(lengths, default=0) <= self.engine.positions
 
     def _force(self, pairs: Sequence[tuple[Ids, Ids]], attention: array[float] | None = None) -> list[list[Hypothesis]]:
         """Decode the given targets: the limit leaves only the end of sentence after the forced prefix."""

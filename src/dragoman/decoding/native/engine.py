@@ -250,7 +250,7 @@ class Engine:
     ) -> list[list[Hypothesis]]:
         """Return B lists of up to `settings.nbest` hypotheses, best first.
 
-        sources: ids with the end of sentence; empty for a model without encoder.
+        sources: ids with the end of sentence; of a model without encoder prompts, or empty.
         limits: maximum target lengths, including the end of sentence.
         prefixes: forced first tokens of each target.
         rows, source_tokens: hypotheses, and tokens of their sources, that one thread decodes at once.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.native.engine import Engine
+from dragoman.tokenizers import BOS
 
 
 class EngineState:
@@ -25,6 +26,7 @@ class EngineState:
         self.source_slots = (np.arange(rows) // beams).astype(np.int32)
         self.rows = rows
         self.length = 0
+        self.first: Tensor | None = None  # the input of the next step instead of BOS, after a prompt
 
     def select(self, rows: Tensor) -> None:
         """Keep the selected rows.  The first copy of a row keeps its slot; further copies are made in unused slots."""
@@ -53,16 +55,24 @@ class EngineStepper:
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> EngineState:
         count, width = src.shape
         rows = count * beams
-        session = self.engine.open_session(self.threads, rows, max_len, count, width)
+        length = max_len if self.engine.has_encoder else max_len + width
+        session = self.engine.open_session(self.threads, rows, length, count, width)
         state = EngineState(self.engine, session, rows, beams)
         if self.engine.has_encoder:
             mask = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask
             tokens, lengths = src[mask].numpy().astype(np.int32), mask.sum(1).numpy().astype(np.int32)
             slots = np.arange(count, dtype=np.int32)
             self.engine.call_session("encode", session, *map(_address, (tokens, lengths, slots)), count)
+        elif width:
+            prompts = src.repeat_interleave(beams, dim=0)
+            for tokens in (torch.full_like(prompts[:, 0], BOS), *prompts[:, :-1].unbind(1)):
+                self.step(tokens, state)
+            state.first = prompts[:, -1].contiguous()
         return state
 
     def step(self, tokens: Tensor, state: EngineState) -> Tensor:
+        if state.first is not None:
+            tokens, state.first = state.first, None
         count = tokens.numel()
         columns = [tokens.numpy(), np.full(count, state.length), state.target_slots, state.source_slots]
         rows = np.ascontiguousarray(np.stack(columns, axis=1), dtype=np.int32)

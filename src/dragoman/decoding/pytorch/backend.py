@@ -18,7 +18,7 @@ from dragoman.decoding.pytorch.stepper import EnsembleStepper, ModelStepper
 from dragoman.decoding.search_types import Hypothesis, Ids, SearchCall
 from dragoman.device import resolve_device
 from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Model, evaluating
+from dragoman.models.seq2seq import LanguageModel, Model, evaluating
 from dragoman.nn.record import record, tap_names
 from dragoman.tokenizers import BOS
 
@@ -32,6 +32,7 @@ class TorchBackend(DecodingBackend):
     def __init__(self, model: Model, device: str | torch.device = "cpu", reason: str = "") -> None:
         self.device = resolve_device(device)
         self.model = model.to(self.device)
+        self.has_encoder = not isinstance(model, LanguageModel)
         self.reason = reason
 
     @property
@@ -69,6 +70,9 @@ class TorchBackend(DecodingBackend):
         return found
 
     def score(self, pairs: Sequence[tuple[Ids, Ids]], batch_tokens: int) -> list[list[float]]:
+        if not self.has_encoder and any(prompt for prompt, _ in pairs):
+            rows = self.score([([], [*prompt, *tgt]) for prompt, tgt in pairs], batch_tokens)
+            return [row[len(prompt) :] for row, (prompt, _) in zip(rows, pairs, strict=True)]
         scores: list[list[float]] = [[] for _ in pairs]
         with evaluating(self.model), torch.no_grad():
             for batch in batches_within([len(src) + len(tgt) for src, tgt in pairs], batch_tokens):
@@ -98,7 +102,7 @@ class EnsembleBackend(DecodingBackend):
 
     def __init__(self, members: Sequence[DecodingBackend]) -> None:
         self.members = members
-        self.device = members[0].device
+        self.device, self.has_encoder = members[0].device, members[0].has_encoder
         if any(member.load_scorer for member in members):
             self.load_scorer = lambda: EnsembleBackend([member.scorer for member in members])
 

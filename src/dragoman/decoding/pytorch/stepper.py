@@ -17,7 +17,7 @@ from torch import Tensor
 from dragoman.decoding.search_types import Ids, SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import LanguageModel, Model
 from dragoman.nn.state import DecodeState
 from dragoman.tokenizers import BOS, EOS, PAD
 
@@ -46,15 +46,26 @@ class Stepper(Protocol[State]):
 
 
 class ModelStepper:
-    """A PyTorch model."""
+    """A PyTorch model.  The sources of a language model are prompts of equal length, read before the first step."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> DecodeState:
-        return self.model.start(self.model.encode(src, src_mask), beams=beams, max_len=max_len)
+        if not src.size(1) or not isinstance(self.model, LanguageModel):
+            return self.model.start(self.model.encode(src, src_mask), beams=beams, max_len=max_len)
+        if src_mask is not None:
+            raise UsageError("prompts of different lengths in a batch; give prompts of one length")
+        memory = self.model.encode(src[:, :0], None)
+        state = self.model.start(memory, beams=beams, max_len=max_len + src.size(1))
+        prompts = src.repeat_interleave(beams, dim=0)  # (N, S)
+        self.model.decode_hidden(torch.cat([torch.full_like(prompts[:, :1], BOS), prompts[:, :-1]], dim=1), state)
+        state.first = prompts[:, -1]
+        return state
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        if state.first is not None:
+            tokens, state.first = state.first, None
         logits = self.model.decode(tokens[:, None], state)[:, -1]  # (N, V)
         return torch.log_softmax(logits.float(), dim=-1)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
+from dragoman.config import Config, TextData, parse_config
+from dragoman.errors import ConfigError, DragomanError, TrainingError, UsageError, check_problems
 from dragoman.formats.ctranslate2 import package as ctranslate2_package
 from dragoman.formats.importing import (
     bart,
@@ -77,14 +78,18 @@ class Imported(Comparison):
 
 
 def import_model(
-    source: str | Path, folder: str | Path, check: str | Path | None = None, reference: str | Path | None = None
+    source: str | Path,
+    folder: str | Path,
+    check: str | Path | None = None,
+    reference: str | Path | None = None,
+    prompt: Mapping[str, str] | None = None,
 ) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
     source: folder in the layout of Hugging Face, CTranslate2 or eole, folder or model file of Marian, JoeyNMT, fairseq
     or OpenNMT-py, or the name of a model on the Hugging Face Hub, such as "Helsinki-NLP/opus-mt-en-de".
     check: text in the source language, of which the first 200 lines are compared; default: random tokens.
-    reference: its translations, for BLEU.  Raises
+    reference: its translations, for BLEU.  prompt: `data.prompt` of a language model that translates.  Raises
     UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
     folder is written.
     """
@@ -93,6 +98,8 @@ def import_model(
     hub = source.as_posix() if is_hub_name(source) else None
     checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
+    if prompt is not None:
+        plan = replace(plan, config=_with_prompt(plan.config, prompt))
     if reference is not None and not plan.config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     shapes = _shapes(plan)
@@ -117,6 +124,23 @@ def import_model(
         cause = error.__cause__
         raise DragomanError(not_written(folder, cause)) if isinstance(cause, OSError) else error from cause
     return Imported(comparison.parity, comparison.tokenizer, folder, name)
+
+
+def _with_prompt(config: Config, prompt: Mapping[str, str]) -> Config:
+    """Return the configuration of a language model that translates.  Raises UsageError with all problems."""
+    problems = []
+    if not isinstance(config.data, TextData):
+        problems.append(
+            f"--prompt: this model is a {config.model.architecture} for data of kind {config.data.kind}; accepted: "
+            "decoder-only language models, such as Llama; omit --prompt"
+        )
+    data = {"kind": "text", "train": [], "prompt": dict(prompt)}
+    try:
+        found = parse_config({"data": data, "model": {"architecture": "decoder_only"}}, stored=True)
+    except ConfigError as error:
+        problems += error.problems
+    check_problems("invalid import options:", problems)
+    return config.model_copy(update={"data": config.data.model_copy(update={"prompt": found.data.prompt})})
 
 
 def plan_import(source: Path) -> Plan:

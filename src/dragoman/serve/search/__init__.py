@@ -17,7 +17,7 @@ def open_service(backend: DecodingBackend, max_source: int, usual: SearchSetting
     max_source: longest source in tokens, end of sentence included; longer ones take a slower way.  usual: settings of
     most searches, for which a service may prepare itself.
     """
-    if isinstance(backend, NativeBackend):
+    if isinstance(backend, NativeBackend) and backend.has_encoder:  # the slots of its service are too short for prompts
         return NativeSearchService(backend, max_source)
     if has_torch():
         from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend

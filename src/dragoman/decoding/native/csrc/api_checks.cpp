@@ -96,7 +96,7 @@ void check_request(const Header& h, const SearchRequest& r) {
           "min_length, no_repeat_ngram, recombine, alpha and beam_threshold must not be negative");
   for (const int32_t id : {s.bos, s.eos, s.pad}) require_range("special token", id, 0, h.tgt_vocab - 1);
   const bool has_encoder = h.encoder_layers > 0;
-  check_ragged(r.sources, r.count, has_encoder ? h.src_vocab : 1, "source token");
+  check_ragged(r.sources, r.count, has_encoder ? h.src_vocab : h.tgt_vocab, "source token");
   check_ragged(r.prefixes, r.count, h.tgt_vocab, "prefix token");
   if (r.shortlists.offsets != nullptr) check_ragged(r.shortlists, r.count, h.tgt_vocab, "shortlist token");
   for (int64_t i = 0; i < r.prefixes.offsets[r.count]; ++i) {
@@ -118,7 +118,6 @@ void check_request(const Header& h, const SearchRequest& r) {
       refuse("sentence " + std::to_string(i + 1) + ": " + message);
     };
     if (has_encoder && source == 0) refuse_sentence("the source is empty");
-    if (!has_encoder && source != 0) refuse_sentence("the model has no encoder; the source must be empty");
     if (r.shortlists.offsets != nullptr) check_shortlist(r, i, refuse_sentence);
     if (source > h.max_positions) {
       refuse_sentence(std::to_string(source) + " source tokens; the packed model has " +
@@ -126,9 +125,10 @@ void check_request(const Header& h, const SearchRequest& r) {
     }
     const int64_t phrases = r.phrases.offsets == nullptr ? 0 : check_phrases(r, i, refuse_sentence);
     const int64_t min_limit = std::max<int64_t>(prefix + phrases, s.min_length) + 1;
-    if (r.limits[i] < min_limit || r.limits[i] > h.max_positions) {
+    const int64_t max_limit = h.max_positions - (has_encoder ? 0 : source);
+    if (r.limits[i] < min_limit || r.limits[i] > max_limit) {
       refuse_sentence("limit = " + std::to_string(r.limits[i]) + " target tokens; accepted: " +
-                      std::to_string(min_limit) + " to " + std::to_string(h.max_positions));
+                      std::to_string(min_limit) + " to " + std::to_string(max_limit));
     }
   }
 }

@@ -33,12 +33,12 @@ struct ServiceHandle {
 
 ServiceHandle& handle_of(void* service) { return *static_cast<ServiceHandle*>(service); }
 
-void check_against(const ServiceLimits& limits, const SearchRequest& r) {
+void check_against(const ServiceLimits& limits, const SearchRequest& r, bool has_encoder) {
   require_range("beam", r.settings.beam, 1, limits.rows);
   require(r.attention == nullptr, "a service returns no attention weights");
   for (int i = 0; i < r.count; ++i) {
     require_range("source length", row_length(r.sources, i), 0, limits.source_length);
-    require_range("limit", r.limits[i], 1, limits.target_length);
+    require_range("limit", target_positions(r, i, has_encoder), 1, limits.target_length);
     if (r.shortlists.offsets != nullptr) {
       require_range("shortlist size", row_length(r.shortlists, i), 1, limits.shortlist_size);
     }
@@ -70,7 +70,7 @@ int dragoman_service_submit(void* service, const SearchRequest* request, const d
     ServiceHandle& handle = handle_of(service);
     require(handle.process == process_id(), "the service was started by another process");
     check_request(handle.model.header(), *request);
-    check_against(handle.service.limits(), *request);
+    check_against(handle.service.limits(), *request, handle.model.header().encoder_layers > 0);
     *first_id = handle.service.submit(*request, ranks, total_rate);
   });
 }

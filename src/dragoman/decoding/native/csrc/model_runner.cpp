@@ -265,7 +265,7 @@ void ModelRunner::fill_cross_cache(const int32_t* lengths, const int32_t* source
 // ---------------------------------------------------------------------------------------------------------------
 // decoder
 
-void ModelRunner::step(const StepRow* rows, int count) {
+void ModelRunner::step(const StepRow* rows, int count, bool is_prompt) {
   rows_ = count;
   float* x = x_.reserve(times(count, h_.d_model));
   for (int r = 0; r < count; ++r) embed(model_.decoder, rows[r].token, rows[r].position, x + times(r, h_.d_model));
@@ -274,7 +274,7 @@ void ModelRunner::step(const StepRow* rows, int count) {
     const LayerWeights& layer = model_.decoder.layers[static_cast<size_t>(i)];
     sublayer(layer.self_norm, count, [&](const float* in) {
       if (h_.ssru != 0) return decoder_ssru(layer, i, in, rows, count);
-      decoder_self_attention(layer, i, in, rows, count);
+      decoder_self_attention(layer, i, in, rows, count, is_prompt);
     });
     if (h_.encoder_layers > 0) {
       sublayer(layer.cross_norm, count, [&](const float* in) { cross_attention(layer, i, in, rows, count); });
@@ -287,7 +287,7 @@ void ModelRunner::step(const StepRow* rows, int count) {
 GemmInput ModelRunner::hidden_states() { return gemm_input(model_.output, x_.data(), rows_); }
 
 void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in,
-                                         const StepRow* rows, int count) {
+                                         const StepRow* rows, int count, bool is_prompt) {
   const int width = layer.qkv.outputs;
   const int q_size = h_.n_heads * h_.d_head;
   const int k_size = h_.n_kv_heads * h_.d_head;
@@ -305,14 +305,18 @@ void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_in
   const auto kv_head = [&](int i) {
     return self_cache_.head_offset(rows[i / h_.n_kv_heads].target_slot, layer_index, i % h_.n_kv_heads);
   };
+  const auto append = [&](int i) {
+    const float* key = qkv + times(i / h_.n_kv_heads, width) + q_size + i % h_.n_kv_heads * h_.d_head;
+    self_cache_.append(kv_head(i), key, key + k_size, rows[i / h_.n_kv_heads].position);
+  };
+  for (int i = 0; is_prompt && i < count * h_.n_kv_heads; ++i) append(i);  // later rows attend to earlier ones
   pool_.parallel_for(count * h_.n_kv_heads, 2 * positions * q_size, [&](int part, int begin, int end) {
     for (int i = begin; i < end; ++i) {
       const int r = i / h_.n_kv_heads;
       const int group = i % h_.n_kv_heads;
       const int position = rows[r].position;
       const float* row = qkv + times(r, width);
-      const float* key = row + q_size + group * h_.d_head;
-      self_cache_.append(kv_head(i), key, key + k_size, position);
+      if (!is_prompt) append(i);
       for (int head = group * group_size_; head < (group + 1) * group_size_; ++head) {
         self_cache_.attend(kv_head(i), kv_head(std::min(i + 1, end - 1)), row + head * h_.d_head, position + 1,
                            h_.attention_scale, position_bias(model_.decoder, head, position),

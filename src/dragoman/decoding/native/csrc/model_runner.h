@@ -20,7 +20,7 @@ struct StepRow {
   int32_t token;     // input of the step
   int32_t position;  // of `token` in the target
   int32_t target_slot;
-  int32_t source_slot;
+  int32_t source_slot = 0;
   // null, or (source length,): the cross-attention weights, averaged over heads and layers, are added to it.
   float* attention = nullptr;
 };
@@ -45,8 +45,9 @@ class ModelRunner {
   // Restrict the sentence in a source slot to `tokens` (ascending), which the caller keeps alive.
   const Shortlist* set_shortlist(int source_slot, const int32_t* tokens, int count);
 
-  // Run one step of the decoder.  Afterwards `hidden_states` returns its output.
-  void step(const StepRow* rows, int count);
+  // Run one step of the decoder.  Afterwards `hidden_states` returns its output.  is_prompt: rows of the same target slot
+  // are successive positions.
+  void step(const StepRow* rows, int count, bool is_prompt = false);
 
   // Copy the first `length` positions of a target slot to another one; with SSRU, its cells after the last step.
   void copy_slot(int from, int to, int length);
@@ -83,7 +84,7 @@ class ModelRunner {
   void encoder_self_attention(const LayerWeights& layer, const float* in, const int32_t* lengths, int count, int rows);
   void fill_cross_cache(const int32_t* lengths, const int32_t* source_slots, int count, int rows);
   void decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
-                              int count);
+                              int count, bool is_prompt);
   float* cell(int target_slot, int layer_index) const;
   void decoder_ssru(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows, int count);
   void cross_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows, int count);

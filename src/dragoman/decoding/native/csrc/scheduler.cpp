@@ -13,10 +13,11 @@ Scheduler::Scheduler(const Model& model, const SearchRequest& request, int worke
   const SearchSettings& s = request.settings;
   for (int i = 0; i < request.count; ++i) {
     const int source = static_cast<int>(row_length(request.sources, i));
+    lengths_.push_back(target_positions(request, i, model.header().encoder_layers > 0));
     const bool has_shortlists = request.shortlists.offsets != nullptr;
     const int shortlist = has_shortlists ? static_cast<int>(row_length(request.shortlists, i)) : 0;
     costs_.push_back({s.beam, int64_t{s.beam} * source,
-                      ModelRunner::sentence_bytes(model, s.beam, request.limits[i], source, shortlist)});
+                      ModelRunner::sentence_bytes(model, s.beam, lengths_.back(), source, shortlist)});
     max_shortlist = std::max(max_shortlist, shortlist);
   }
   std::iota(order_.begin(), order_.end(), 0);
@@ -54,7 +55,7 @@ void Scheduler::size_slots(const SearchRequest& request) {
   for (size_t i = count; i-- > 0;) {
     const int sentence = order_[i];
     const int source = std::max(1, static_cast<int>(row_length(request.sources, sentence)));
-    max_limit[i] = std::max(request.limits[sentence], i + 1 < count ? max_limit[i + 1] : 1);
+    max_limit[i] = std::max(lengths_[static_cast<size_t>(sentence)], i + 1 < count ? max_limit[i + 1] : 1);
     max_source[i] = std::max(source, i + 1 < count ? max_source[i + 1] : 1);
   }
   const auto fewer_tokens = [](const Usage& a, const Usage& b) { return a.source_tokens < b.source_tokens; };

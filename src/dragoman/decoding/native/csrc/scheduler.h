@@ -32,6 +32,7 @@ class Scheduler {
 
   const Usage budget_;  // per worker
   std::vector<Usage> costs_;
+  std::vector<int> lengths_;  // positions of each target
   std::vector<int> order_;  // sentences by decreasing memory
   std::mutex mutex_;
   size_t next_ = 0;  // index into order_

@@ -25,6 +25,7 @@ void SearchBatch::add(int64_t id, const Sentence& sentence, int source_slot, std
   a.id = id;
   a.sentence = sentence;
   a.source_slot = source_slot;
+  a.prompt_length = runner_.model().header().encoder_layers > 0 ? 0 : sentence.source_length;
   a.target_slots = std::move(target_slots);
   PartialHypothesis empty;
   empty.target_slot = a.target_slots[0];
@@ -36,9 +37,20 @@ void SearchBatch::add(int64_t id, const Sentence& sentence, int source_slot, std
   added_.push_back(std::move(a));
 }
 
-// Encode the added sources in batches.
+// Encode the added sources in batches.  Without an encoder they are prompts: the decoder reads BOS and all tokens but
+// the last one, which is the first input of the search.
 void SearchBatch::encode_added() {
   const bool has_encoder = runner_.model().header().encoder_layers > 0;
+  std::vector<StepRow> rows;
+  for (const ActiveSentence& a : added_) {
+    for (int p = 0; p < a.prompt_length; ++p) {
+      rows.push_back({p == 0 ? a.sentence.settings->bos : a.sentence.source[p - 1], p, a.target_slots[0]});
+    }
+  }
+  for (size_t begin = 0; begin < rows.size(); begin += ENCODER_BATCH_TOKENS) {
+    const size_t count = std::min<size_t>(ENCODER_BATCH_TOKENS, rows.size() - begin);
+    runner_.step(&rows[begin], static_cast<int>(count), true);
+  }
   for (size_t begin = 0, end = 0; has_encoder && begin < added_.size(); begin = end) {
     std::vector<int32_t> tokens;
     std::vector<int32_t> lengths;
@@ -75,10 +87,11 @@ std::vector<FinishedSentence> SearchBatch::step() {
   for (const ActiveSentence& a : active_) {
     for (const PartialHypothesis& h : a.beam) {
       const int position = h.length;
-      const int32_t token = position == 0 ? a.sentence.settings->bos : a.nodes[static_cast<size_t>(h.last)].token;
+      const int32_t first = a.prompt_length == 0 ? a.sentence.settings->bos : a.sentence.source[a.prompt_length - 1];
+      const int32_t token = position == 0 ? first : a.nodes[static_cast<size_t>(h.last)].token;
       float* attention = a.sentence.attention;
       if (attention != nullptr) attention += static_cast<std::ptrdiff_t>(a.sentence.source_length) * position;
-      rows.push_back({token, position, h.target_slot, a.source_slot, attention});
+      rows.push_back({token, a.prompt_length + position, h.target_slot, a.source_slot, attention});
       queries.push_back(make_query(a, h));
     }
   }
@@ -379,7 +392,7 @@ void SearchBatch::assign_slots(const ActiveSentence& a, std::vector<PartialHypot
     }
   }
   for (size_t i = 0; i < copies.size(); ++i) {
-    runner_.copy_slot(a.beam[parents[copies[i]]].target_slot, unused[i], length);
+    runner_.copy_slot(a.beam[parents[copies[i]]].target_slot, unused[i], a.prompt_length + length);
     expanded[copies[i]].target_slot = unused[i];
   }
 }

@@ -65,6 +65,7 @@ class SearchBatch {
     int64_t id = 0;
     Sentence sentence;
     int source_slot = 0;
+    int prompt_length = 0;  // positions before the target: those of the source of a model without an encoder
     std::vector<int> target_slots;
     const Shortlist* shortlist = nullptr;
     std::vector<PartialHypothesis> beam;  // empty: finished

@@ -117,7 +117,8 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks,
     const int beam = request.settings.beam;
     const auto source = static_cast<int>(job->source.size());
     job->cost = {beam, int64_t{beam} * source,
-                 ModelRunner::sentence_bytes(model_, beam, job->limit, source, static_cast<int>(job->shortlist.size()))};
+                 ModelRunner::sentence_bytes(model_, beam, target_positions(request, i, model_.header().encoder_layers > 0),
+                                             source, static_cast<int>(job->shortlist.size()))};
     job->submitted = now;
     jobs.push_back(std::move(job));
   }

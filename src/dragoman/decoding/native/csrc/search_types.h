@@ -39,7 +39,7 @@ struct RaggedArray {
 struct SearchRequest {
   SearchSettings settings;
   int32_t count;         // sentences
-  RaggedArray sources;   // each with the end of sentence; empty rows for a decoder-only model
+  RaggedArray sources;   // each with the end of sentence; of a decoder-only model: prompts, or empty rows
   RaggedArray prefixes;  // forced first tokens of each target
   // Ascending tokens of each sentence, including the end of sentence and its prefix; null offsets: the whole
   // vocabulary.
@@ -76,6 +76,11 @@ struct Hypothesis {
 };
 
 inline int64_t row_length(const RaggedArray& rows, int row) { return rows.offsets[row + 1] - rows.offsets[row]; }
+
+// The positions that a target needs at most, with the prompt before it.
+inline int target_positions(const SearchRequest& r, int i, bool has_encoder) {
+  return r.limits[i] + (has_encoder ? 0 : static_cast<int>(row_length(r.sources, i)));
+}
 
 // attention: where the weights of the sentence are written, or null.
 inline Sentence sentence_of(const SearchRequest& r, int i, float* attention) {

@@ -87,6 +87,8 @@ def document_for(key: Key, kinds: dict[str, str]) -> dict[str, Any]:
         document["data"] |= {"train": "a"} if in_files else {"dataset": "digits"}
     else:
         document["data"]["train"] = ["a"]
+    if key.name.startswith("data.prompt."):
+        document["data"]["prompt"] = {"template": "{source}"}
     if data == "labelled":
         document["model"]["pooling"] = "mean"
     if key.name.startswith("tokenizer.target"):

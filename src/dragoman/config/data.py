@@ -384,7 +384,7 @@ class PromptConfig(Section):
         ...,
         "text before a translation, with `{source}` in it, and optionally `{source_language}` and `{target_language}`, "
         "the English names of the languages",
-        example="Translate this from {source_language} to {target_language}:\n{source}\n",
+        example="Translate to English: {source} =>",
     )
     source_language: str = field("source", "language code of the source", example="de")
     target_language: str = field("target", "language code of the target", example="en")
@@ -398,7 +398,7 @@ class PromptConfig(Section):
             yield f"template contains {clip(shown)}; accepted: {{source}}, {{source_language}}, {{target_language}}"
         for name in _LANGUAGES:
             if name in found and name not in self.model_fields_set:
-                yield f"template contains {{{name}}}, but {name} is not set; set it, such as to \"de\""
+                yield f'template contains {{{name}}}, but {name} is not set; set it, such as to "de"'
 
 
 class FileData(_DataSection):

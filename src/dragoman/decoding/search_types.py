@@ -250,8 +250,8 @@ Ids = Sequence[int]
 class SearchCall:
     """Sentences to search.
 
-    sources: ids with the end of sentence, or of a language model prompts, which it reads before the target.  prefixes: ids that each target must start with; () = none.  phrases: of each
-    target, None = none; () = none of any.
+    sources: ids with the end of sentence; of a language model prompts, which it reads before the target.  prefixes: ids
+    that each target must start with; () = none.  phrases: of each target, None = none; () = none of any.
     """
 
     sources: Sequence[Ids]

@@ -106,8 +106,8 @@ class Model(Network, ABC):
 class LanguageModel(Model):
     """A model without an encoder.
 
-    A prompt is the beginning of the target, `decoding.generate(..., prefix=[ids])`, or the source of a search, which then
-    neither scores nor returns it.
+    A prompt is the beginning of the target, `decoding.generate(..., prefix=[ids])`, or the source of a search, which
+    then neither scores nor returns it.
     """
 
     embedding: Embedding

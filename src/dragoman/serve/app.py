@@ -210,7 +210,7 @@ def check(config: ServerConfig) -> None:
     """Raise UsageError or ModelFolderError for models that cannot be served, and for an invalid database."""
     sources = model_sources(config.models, config.device)
     if not config.viewer:
-        if others := [str(entry.path) for entry in config.models if read_config(entry.path).data.kind == "text"]:
+        if others := [str(entry.path) for entry in config.models if not read_config(entry.path).data.translates]:
             raise UsageError(
                 f"{', '.join(others)}: language models are served by the viewer only; remove --no-viewer (in a "
                 "configuration, viewer = false), or serve translation models only"

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dragoman.errors import DragomanError, UsageError
-from dragoman.models.model_folder import distinct_names, find_model, verify
+from dragoman.models.model_folder import distinct_names, find_model, read_config, verify
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import MAX_HEADERS, Monitor
 from dragoman.serve.http import COMPLETE
@@ -394,11 +394,13 @@ class Reloader:
 def viewer_models(config: ServerConfig, directions: Directions) -> dict[str, Slot]:
     """Return the models of the viewer by name: those of `directions`, and models that only the viewer shows.
 
-    Of the directions of a model with several languages, the first one is shown.
+    Of the directions of a model with several languages, the first one is shown.  A language model continues texts.
     """
     paths = list(dict.fromkeys(Path(entry.path).resolve() for entry in config.models))
     served = {
-        direction.model.folder: direction for direction in reversed(directions.by_pair.values()) if direction.model
+        direction.model.folder: direction
+        for direction in reversed(directions.by_pair.values())
+        if direction.model and read_config(direction.model.folder).data.kind == "parallel"
     }
     names = zip(distinct_names(paths), paths, strict=True)
     return {

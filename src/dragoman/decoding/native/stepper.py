@@ -65,8 +65,8 @@ class EngineStepper:
             self.engine.call_session("encode", session, *map(_address, (tokens, lengths, slots)), count)
         elif width:
             prompts = src.repeat_interleave(beams, dim=0)
-            for tokens in (torch.full_like(prompts[:, 0], BOS), *prompts[:, :-1].unbind(1)):
-                self.step(tokens, state)
+            for column in (torch.full_like(prompts[:, 0], BOS), *prompts[:, :-1].unbind(1)):
+                self.step(column, state)
             state.first = prompts[:, -1].contiguous()
         return state
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, TextData, parse_config
+from dragoman.config import Config, parse_config
 from dragoman.errors import ConfigError, DragomanError, TrainingError, UsageError, check_problems
 from dragoman.formats.ctranslate2 import package as ctranslate2_package
 from dragoman.formats.importing import (
@@ -129,7 +129,7 @@ def import_model(
 def _with_prompt(config: Config, prompt: Mapping[str, str]) -> Config:
     """Return the configuration of a language model that translates.  Raises UsageError with all problems."""
     problems = []
-    if not isinstance(config.data, TextData):
+    if config.data.kind != "text":
         problems.append(
             f"--prompt: this model is a {config.model.architecture} for data of kind {config.data.kind}; accepted: "
             "decoder-only language models, such as Llama; omit --prompt"
@@ -140,7 +140,8 @@ def _with_prompt(config: Config, prompt: Mapping[str, str]) -> Config:
     except ConfigError as error:
         problems += error.problems
     check_problems("invalid import options:", problems)
-    return config.model_copy(update={"data": config.data.model_copy(update={"prompt": found.data.prompt})})
+    prompted = {"prompt": getattr(found.data, "prompt")}  # noqa: B009
+    return config.model_copy(update={"data": config.data.model_copy(update=prompted)})
 
 
 def plan_import(source: Path) -> Plan:

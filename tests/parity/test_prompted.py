@@ -159,7 +159,7 @@ def test_directions_documents_and_the_server(model: Path) -> None:
     for name, text in {"a.md": f"# {TEXTS[0]}\n\n{TEXTS[1]}\n", "a.srt": f"1\n00:00:01,000 --> 00:00:02,000\n{TEXTS[0]}\n"}.items():
         source = model.parent / name
         source.write_text(text)
-        translate_document(source, model.parent / f"out-{name}", translator)
+        translate_document(translator, source, model.parent / f"out-{name}")
         found = (model.parent / f"out-{name}").read_text()
         assert offline[0] in found and TEXTS[0] not in found
 

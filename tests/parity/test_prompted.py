@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,30 @@ from typer.testing import CliRunner
 
 from dragoman.cli import app
 from dragoman.config import parse_config
-from dragoman.decoding.search_types import Hypothesis
+from dragoman.decoding.search_types import Hypothesis, SearchCall
 from dragoman.documents import translate_document
 from dragoman.errors import ConfigError, UsageError
 from dragoman.formats.importing.importer import import_model
+from dragoman.models.model_folder import read_config
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_application
 from dragoman.tokenizers import EOS
-from dragoman.tokenizers.prompts import PromptTokenizer
 from imported_checks import set_values
 from served_models import configured
-from small_run import write_lines
-from transformers_checkpoints import language_checkpoint
+from transformers_checkpoints import language_checkpoint, marian_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 PLAIN = "Translate {source_language} to {target_language}:\n{source_language}: {source}\n{target_language}:"
 TEXTS = ["A dog runs.", "two people sit on a bench", "x", "Don't run across the field, and sit on it!"]
 EXTRA = 12
-MODELS = {
-    "llama": f"user</s>\n{PLAIN}", "llama, biases, bytes": PLAIN, "qwen2": f"user<|endoftext|>\n{PLAIN}",
-    "gpt2": PLAIN,
-}  # fmt: skip
-"""Checkpoint -> template, some with the name of a special token."""
+MODELS = {"llama": f"user</s>\n{PLAIN}", "qwen2": f"user<|endoftext|>\n{PLAIN}", "gpt2": PLAIN}
+"""Checkpoint -> template, with the name of a special token or without."""
 
 
 def prompted(folder: Path, name: str, template: str) -> tuple[Path, Path]:
     """A checkpoint with random weights, and the model that was imported from it to translate German to English."""
-    sizes = {"n_positions": 256} if name == "gpt2" else {}
-    source = language_checkpoint(folder / "checkpoint", name, **sizes)
+    source = language_checkpoint(folder / "checkpoint", name, **({"n_positions": 256} if name == "gpt2" else {}))
     set_values(source, **({} if name == "gpt2" else {"max_position_embeddings": 256}))
     prompt = {"template": template, "source_language": "de", "target_language": "en"}
     import_model(source, folder / "model", prompt=prompt)
@@ -51,17 +46,12 @@ def prompted(folder: Path, name: str, template: str) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module", params=MODELS)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    name = request.param
-    return *prompted(tmp_path_factory.mktemp("prompted"), name, MODELS[name]), MODELS[name]
+    return *prompted(tmp_path_factory.mktemp("both"), request.param, MODELS[request.param]), MODELS[request.param]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prompted(tmp_path_factory.mktemp("model"), "llama, biases, bytes", PLAIN)[1]
-
-
-def prompt_of(text: str, template: str = PLAIN) -> str:
-    return template.format(source=text, source_language="German", target_language="English")
 
 
 def test_greedy_translations_are_the_continuations_of_generate(both: tuple[Path, Path, str]) -> None:
@@ -70,45 +60,47 @@ def test_greedy_translations_are_the_continuations_of_generate(both: tuple[Path,
 
     source, folder, template = both
     theirs: Any = AutoModelForCausalLM.from_pretrained(source)
-    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(source)
+    files: Any = PreTrainedTokenizerFast.from_pretrained(source)
     translator = Translator.load(folder, engine="pytorch")
-    assert isinstance(translator.tokenizer, PromptTokenizer)
-    ids, found = translator.tokenizer.encode_sources(TEXTS), translator.translate(TEXTS, beam=1, max_extra=EXTRA)
-    for text, own, translation in zip(TEXTS, ids, found, strict=True):
-        prompt = [tokenizer.bos_token_id, *tokenizer(prompt_of(text, template), add_special_tokens=False).input_ids]
-        limit = len(own) - translator.settings.frame + EXTRA  # of the source, without the template
-        row = torch.tensor([prompt])
+    tokenizer, ids = translator.tokenizer, translator.tokenizer.encode_sources(TEXTS)
+    settings = replace(translator.settings, beam=1, max_extra=EXTRA)
+    searched = [nbest[0] for nbest in translator.backend.search(SearchCall(ids, settings))]
+    for text, own, found in zip(TEXTS, ids, searched, strict=True):
+        prompt = template.format(source=text, source_language="German", target_language="English")
+        row = torch.tensor([[files.bos_token_id, *files(prompt, add_special_tokens=False).input_ids]])
+        assert row.size(1) == len(own) + 1
+        limit = len(own) - settings.frame + EXTRA  # of the source, without the template
         options = {"attention_mask": torch.ones_like(row), "do_sample": False, "pad_token_id": 0}
-        shown = theirs.generate(row, max_new_tokens=limit - 1, **options)[0, len(prompt) :]
-        assert len(prompt) == len(own) + 1
-        continuation = tokenizer.decode(shown, skip_special_tokens=True).partition("\n")[0].strip()
-        if "repetition" not in translation.flags and "empty" not in translation.flags:
-            assert translation.text == continuation
-            with torch.no_grad():
-                log_probs = theirs(torch.tensor([[*prompt, *shown]])).logits[0, len(prompt) - 1 :].log_softmax(-1)
-            expected = [log_probs[i, token].item() for i, token in enumerate(shown.tolist())]
-            count = min(len(expected), len(translation.token_log_probs))
-            assert translation.token_log_probs[:count] == pytest.approx(expected[:count], abs=1e-4)
-    assert any("truncated" not in each.flags for each in found) or any(len(each.tokens) > EXTRA for each in found)
+        shown = theirs.generate(row, max_new_tokens=limit - 1, **options)[0, row.size(1) :]
+        expected = files.decode(shown, skip_special_tokens=True).partition("\n")[0].strip()
+        assert tokenizer.decode_target(found.tokens) == expected
+        with torch.no_grad():
+            logits = theirs(torch.cat([row, shown[None]], dim=1)).logits[0, row.size(1) - 1 : -1]
+        log_probs = logits.log_softmax(-1).gather(1, shown[:, None])[:, 0].tolist()
+        assert found.token_log_probs[: len(log_probs)] == pytest.approx(log_probs, abs=1e-4)
+        (translation,) = translator.translate([text], beam=1, max_extra=EXTRA)
+        assert translation.text == expected or "repetition" in translation.flags  # of a second search
+    name = next((name for name in ("</s>", "<|endoftext|>") if name in template), "</s>")
+    assert len({row.count(EOS) for row in tokenizer.encode_sources(["a dog", f"a {name} dog"])}) == 1
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_a_batch_equals_single_sentences(both: tuple[Path, Path, str], quantize: Any) -> None:
     """With the native engine to the bit, and in float32 equal to PyTorch."""
-    native = Translator.load(both[1], engine="native", quantize=quantize)
+    native, reference = Translator.load(both[1], quantize=quantize), Translator.load(both[1], engine="pytorch")
+    assert "native engine" in native.description
     for beam in (1, 3):
         options: dict[str, Any] = {"beam": beam, "nbest": min(beam, 2), "max_extra": EXTRA}
-        batch = native.translate(TEXTS, **options)
-        assert batch == [native.translate([text], **options)[0] for text in TEXTS]
-        if quantize == "none":
-            reference = Translator.load(both[1], engine="pytorch")
-            expected = reference.translate(TEXTS, **options)
-            alone = [reference.translate([text], **options)[0] for text in TEXTS]
-            for found in (batch, alone):
-                for one, other in zip(found, expected, strict=True):
-                    assert (one.text, one.flags) == (other.text, other.flags)
-                    assert one.score == pytest.approx(other.score, abs=1e-4)
-                    assert [each.text for each in one.nbest] == [each.text for each in other.nbest]
+        found = native.translate(TEXTS, **options)
+        assert found == [native.translate([text], **options)[0] for text in TEXTS]
+        alone = [reference.translate([text], **options)[0] for text in TEXTS]
+        for one, other, third in zip(reference.translate(TEXTS, **options), alone, found, strict=True):
+            for same in (other, *([third] if quantize == "none" else [])):
+                assert ([each.text for each in one.nbest], one.flags) == (
+                    [each.text for each in same.nbest],
+                    same.flags,
+                )
+                assert one.score == pytest.approx(same.score, abs=1e-4)
 
 
 @pytest.mark.parametrize("engine", ["native", "pytorch"])
@@ -117,8 +109,7 @@ def test_scores_are_those_of_the_continuation(model: Path, engine: Any) -> None:
     found = translator.translate(TEXTS, beam=3, max_extra=EXTRA)
     ids = translator.tokenizer.encode_sources(TEXTS)
     targets = [[*translator.tokenizer.target_ids(one.tokens[:-1]), EOS] for one in found]
-    scored = translator.backend.score(list(zip(ids, targets, strict=True)), 400)
-    for one, log_probs in zip(found, scored, strict=True):
+    for one, log_probs in zip(found, translator.backend.score(list(zip(ids, targets, strict=True)), 400), strict=True):
         assert one.log_prob == pytest.approx(math.fsum(log_probs), abs=1e-4)
     *_, streamed = translator.stream_tokens(TEXTS[0], beam=3, max_extra=EXTRA)
     assert streamed.text == found[0].text
@@ -129,83 +120,65 @@ def test_scores_are_those_of_the_continuation(model: Path, engine: Any) -> None:
 
 
 def test_a_translation_ends_with_its_line(model: Path) -> None:
-    translator = Translator.load(model, engine="pytorch")
-    tokenizer = translator.tokenizer
-    first, rest = (tokenizer.encode_target(text)[:-1] for text in ("the dog", "runs"))
-    ids = [*first, *tokenizer.encode_target("\n")[:-1], *rest]
-    found = Hypothesis(ids, -9.0, -9.0, [-1.0] * len(ids) + [-0.5], True)
-    (line,) = translator._line(translator.settings)([found])
-    assert tokenizer.decode_target(ids) == tokenizer.decode_target(line.tokens) == "the dog"
-    assert not line.truncated and line.token_log_probs == [-1.0] * (len(line.tokens) + 1)
-    assert line.log_prob == -1.0 * len(line.token_log_probs) and len(line.tokens) < len(ids)
-
-
-def test_special_tokens_of_a_source_are_text(tmp_path: Path) -> None:
-    _, folder = prompted(tmp_path, "llama", "</s>{source}</s>\n")
-    tokenizer = Translator.load(folder, engine="pytorch").tokenizer
-    assert [row.count(EOS) for row in tokenizer.encode_sources(["a dog", "a </s> dog"])] == [2, 2]
+    translator = Translator.load(model)
+    tokenizer, text = translator.tokenizer, "the dog"
+    first, line_break, rest = (tokenizer.encode_target(part)[:-1] for part in (text, "\n", "runs"))
+    ids = [*first, *line_break, *rest]
+    (line,) = translator._line(translator.settings)([Hypothesis(ids, -9.0, -9.0, [-1.0] * len(ids) + [-0.5], True)])
+    assert tokenizer.decode_target(ids) == tokenizer.decode_target(line.tokens) == text
+    assert not line.truncated and len(line.tokens) < len(ids)
+    assert line.log_prob == -len(line.token_log_probs) == -len(line.tokens) - 1
+    assert "".join(text[begin:end] for begin, end in tokenizer.target_spans(first)) == text
 
 
 def test_directions_documents_and_the_server(model: Path) -> None:
     translator = Translator.load(model)
-    french = translator.translate(TEXTS, source_language="fr", max_extra=EXTRA)
-    assert french == Translator.load(model).translate(TEXTS, source_language="fr", max_extra=EXTRA)
-    assert translator.tokenizer.between("fr", None).encode_source("a") != translator.tokenizer.encode_source("a")
+    tokenizer = translator.tokenizer
+    assert tokenizer.between("fr", None).encode_source("a") != tokenizer.encode_source("a")
     offline = [translation.text for translation in translator.translate(TEXTS)]
     served, _ = create_application(configured([model], viewer=False), print)
     with TestClient(served, base_url="http://127.0.0.1") as client:
-        answers = [client.post("/translate", json={"q": q, "source": "de", "target": "en"}) for q in (TEXTS, TEXTS[0])]
-    assert [answer.json()["translatedText"] for answer in answers] == [offline, offline[0]]
-    for name, text in {"a.md": f"# {TEXTS[0]}\n\n{TEXTS[1]}\n", "a.srt": f"1\n00:00:01,000 --> 00:00:02,000\n{TEXTS[0]}\n"}.items():
-        source = model.parent / name
-        source.write_text(text)
-        translate_document(translator, source, model.parent / f"out-{name}")
+        for texts, expected in ((TEXTS, offline), (TEXTS[0], offline[0])):
+            answer = client.post("/translate", json={"q": texts, "source": "de", "target": "en"})
+            assert answer.json()["translatedText"] == expected
+    cues = f"1\n00:00:01,000 --> 00:00:02,000\n{TEXTS[0]}\n"
+    for name, text in {"a.md": f"# {TEXTS[0]}\n\n- {TEXTS[2]}\n", "a.srt": cues}.items():
+        (model.parent / name).write_text(text)
+        translate_document(translator, model.parent / name, model.parent / f"out-{name}")
         found = (model.parent / f"out-{name}").read_text()
         assert offline[0] in found and TEXTS[0] not in found
 
 
-def test_what_needs_an_encoder_is_refused(model: Path) -> None:
+def test_what_it_cannot_do_is_refused(model: Path) -> None:
     translator = Translator.load(model)
     with pytest.raises(UsageError, match="a model with an encoder"):
         translator.align(["a"], ["b"])
     with pytest.raises(UsageError, match="no tags; write it into the template"):
         translator.tag = "<bt>"
-    with pytest.raises(UsageError, match="no shortlist|shortlist.bin"):
-        Translator.load(model, shortlist=True)
+    config = read_config(model)
+    short = config.model_copy(update={"data": config.data.model_copy(update={"max_tokens": 60})})
+    with pytest.raises(UsageError, match=r"data\.max_tokens = 60; accepted: at least"):
+        Translator._build(translator.backend, translator.tokenizer, short, None)
 
 
 TEMPLATES = {
     "no source": ["template contains {source} 0 times"],
-    "{source} {source}": ["template contains {source} 2 times"],
-    "{text} {source} {x}": ["{text}, {x}; accepted: {source}, {source_language}, {target_language}"],
+    "{text} {source} {source} {x}": ["{source} 2 times", "{text}, {x}; accepted: {source}, {source_language}, {targ"],
     "{source_language} {y}": ["{source} 0 times", "{y}; accepted", "source_language is not set"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_all_problems_of_a_template_are_in_one_message(template: str, tmp_path: Path) -> None:
-    document = {"data": {"kind": "text", "train": ["a"], "prompt": {"template": template}}, "model": {"architecture": "decoder_only"}}
-    with pytest.raises(ConfigError) as caught:
-        parse_config(document)
-    assert all(problem in str(caught.value) for problem in TEMPLATES[template])
-    source = language_checkpoint(tmp_path / "checkpoint", "llama")
-    with pytest.raises(UsageError) as refused:
-        import_model(source, tmp_path / "model", prompt={"template": template})
-    assert all(problem in str(refused.value) for problem in TEMPLATES[template])
+    with pytest.raises(UsageError) as caught:
+        import_model(marian_checkpoint(tmp_path / "marian"), tmp_path / "model", prompt={"template": template})
+    expected = ["a transformer for data of kind parallel; accepted: decoder-only", *TEMPLATES[template]]
+    assert all(problem in str(caught.value) for problem in expected)
     assert not (tmp_path / "model").exists()
 
 
-def test_other_models_and_wrong_options(tmp_path: Path) -> None:
-    from transformers_checkpoints import marian_checkpoint
-
-    with pytest.raises(UsageError) as caught:
-        import_model(marian_checkpoint(tmp_path / "marian"), tmp_path / "model", prompt={"template": "x"})
-    assert "a transformer for data of kind parallel" in str(caught.value) and "{source} 0 times" in str(caught.value)
+def test_other_data_and_options(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="prompt"):
         parse_config({"data": {"train": [{"source": "a", "target": "b"}], "prompt": {"template": "{source}"}}})
-    source = language_checkpoint(tmp_path / "checkpoint", "llama")
-    run = CliRunner().invoke(app, ["import", str(source), str(tmp_path / "model"), "--from", "de"])
+    run = CliRunner().invoke(app, ["import", "checkpoint", str(tmp_path / "model"), "--from", "de"])
     assert isinstance(run.exception, UsageError) and "--prompt" in str(run.exception)
-    short = import_model(source, tmp_path / "short", prompt={"template": PLAIN.replace("_language", "")[:9] + "{source}"})
-    with pytest.raises(UsageError, match=r"data.max_tokens = 48; accepted: at least"):
-        Translator.load(short.folder)

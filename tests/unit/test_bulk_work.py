@@ -151,9 +151,7 @@ def test_the_backend_of_each_worker_is_checked_before_it_gets_work(monkeypatch: 
 
 
 def test_settings_that_affect_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parallel = SimpleNamespace(
-        data=SimpleNamespace(kind="parallel", translates=True), search=SearchSettings(beam=2)
-    )
+    parallel = SimpleNamespace(data=SimpleNamespace(kind="parallel", translates=True), search=SearchSettings(beam=2))
     monkeypatch.setattr(model_folder, "read_config", lambda path: parallel)
     profiles = [None, SimpleNamespace(single_sentences=False), SimpleNamespace(single_sentences=True)]
     splits = []

@@ -86,6 +86,11 @@ class PromptTokenizer(Tokenizer):
     def decode_targets(self, rows: Iterable[Sequence[int]]) -> list[str]:
         return [text.partition("\n")[0].strip() for text in super().decode_targets(rows)]
 
+    def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        text = self._target.decode(self._with_text(ids))
+        start, length = len(text) - len(text.lstrip()), len(self.decode_target(ids))
+        return [(min(max(a - start, 0), length), min(max(b - start, 0), length)) for a, b in super().target_spans(ids)]
+
     def line_of(self, ids: Sequence[int]) -> tuple[int, bool]:
         """Return how many ids are the first line, and whether the last one has its line break, too.
 

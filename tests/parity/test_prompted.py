@@ -20,7 +20,7 @@ from dragoman.errors import ConfigError, UsageError
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import read_config
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.app import create_application
+from dragoman.serve.app import check, create_application
 from dragoman.tokenizers import EOS
 from imported_checks import set_values
 from served_models import configured
@@ -128,7 +128,8 @@ def test_a_translation_ends_with_its_line(model: Path) -> None:
     assert tokenizer.decode_target(ids) == tokenizer.decode_target(line.tokens) == text
     assert not line.truncated and len(line.tokens) < len(ids)
     assert line.log_prob == -len(line.token_log_probs) == -len(line.tokens) - 1
-    assert "".join(text[begin:end] for begin, end in tokenizer.target_spans(first)) == text
+    spans = tokenizer.target_spans(first)
+    assert "".join(text[begin:end] for begin, end in spans) == text and spans[-1][1] == len(text)
 
 
 def test_directions_documents_and_the_server(model: Path) -> None:
@@ -136,7 +137,9 @@ def test_directions_documents_and_the_server(model: Path) -> None:
     tokenizer = translator.tokenizer
     assert tokenizer.between("fr", None).encode_source("a") != tokenizer.encode_source("a")
     offline = [translation.text for translation in translator.translate(TEXTS)]
-    served, _ = create_application(configured([model], viewer=False), print)
+    config = configured([model], viewer=False)
+    check(config)
+    served, _ = create_application(config, print)
     with TestClient(served, base_url="http://127.0.0.1") as client:
         for texts, expected in ((TEXTS, offline), (TEXTS[0], offline[0])):
             answer = client.post("/translate", json={"q": texts, "source": "de", "target": "en"})

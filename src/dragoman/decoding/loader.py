@@ -83,10 +83,11 @@ def load_backend(
     members = [backend]
     for other in paths[1:]:
         member, other_tokenizer, other_config = replace(loader, path=other).load()
-        if other_tokenizer.files() != tokenizer.files():
+        prompts = (getattr(each.data, "prompt", None) for each in (config, other_config))
+        if other_tokenizer.files() != tokenizer.files() or len(set(prompts)) > 1:
             raise UsageError(
-                f"{paths[0]} and {other}: different vocabularies; the models of an ensemble must have been trained with"
-                " the same tokenizer"
+                f"{paths[0]} and {other}: different vocabularies or prompts; the models of an ensemble must have been "
+                "trained with the same tokenizer"
             )
         members.append(member)
         if other_config.data.max_tokens < config.data.max_tokens:

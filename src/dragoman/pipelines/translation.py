@@ -25,15 +25,7 @@ from dragoman.data.spans import (
     with_symbols,
 )
 from dragoman.decoding.backend import BATCH_TOKENS, StreamWithRetry, answered, has_unusual_length, searches_with_retry
-from dragoman.decoding.search_types import (
-    Hypothesis,
-    Ids,
-    Phrases,
-    SearchCall,
-    SearchSettings,
-    before_end,
-    complete,
-)
+from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchCall, SearchSettings, before_end, complete
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.glossary import Glossary, applied
 from dragoman.pipelines.lines import (

@@ -269,9 +269,12 @@ class Fuzzer:
         min_limits = [max(len(p) + n, min_length) + 1 for p, n in zip(prefixes, needed, strict=True)]
         wanted = [[t for ids in (own.ids if own else ()) for t in ids] for own in phrases]
         kept = [[*p, *w] for p, w in zip(prefixes, wanted, strict=True)]
+        encodes, size = engine.has_encoder, engine.source_size
+        sources = [[*ids(longest, size), 3] if encodes else ids(9, engine.target_size) for _ in range(count)]
+        most = [min(draw.choice([8, positions]), positions - len(s) * (not encodes)) for s in sources]
         return {
-            "sources": [[*ids(longest, engine.source_size), 3] if engine.has_encoder else [] for _ in range(count)],
-            "limits": [draw.randint(low, max(low, draw.choice([8, positions]))) for low in min_limits],
+            "sources": sources,
+            "limits": [draw.randint(low, max(low, high)) for low, high in zip(min_limits, most, strict=True)],
             "settings": SearchSettings(
                 beam=beam, nbest=draw.randint(1, beam), min_length=min_length,
                 no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
@@ -486,7 +489,7 @@ class Fuzzer:
                 request = self.request(draw, engine)
                 settings = replace(request["settings"], max_extra=draw.choice([0, 5]))
                 call = SearchCall(request["sources"], settings, request["prefixes"], request["phrases"] or ())
-                if max(call.limits) > engine.positions:
+                if max(map(backend._positions, map(len, call.sources), call.limits)) > engine.positions:
                     continue
                 ranks = [float(draw.randrange(99)) for _ in request["sources"]]
                 search = service.submit(call, ranks)

@@ -318,7 +318,7 @@ void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_in
       const float* row = qkv + times(r, width);
       if (!is_prompt) append(i);
       for (int head = group * group_size_; head < (group + 1) * group_size_; ++head) {
-        self_cache_.attend(kv_head(i), kv_head(std::min(i + 1, end - 1)), row + head * h_.d_head, position + 1,
+        self_cache_.attend(kv_head(i), kv_head(std::min(i + 2, end - 1)), row + head * h_.d_head, position + 1,
                            h_.attention_scale, position_bias(model_.decoder, head, position),
                            scores_.data() + times(part, scores_size_),
                            context + times(r, context_width) + head * h_.d_head);
@@ -385,7 +385,7 @@ void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, co
       const size_t offset = times(first, context_width) + static_cast<size_t>(i % h_.n_heads * h_.d_head);
       const int length = source_lengths_[static_cast<size_t>(rows[first].source_slot)];
       float factors[KVCache::MAX_QUERIES];
-      cross_cache_.attend(kv_head(i), kv_head(std::min(i + 1, end - 1)), q + offset, context_width, last - first,
+      cross_cache_.attend(kv_head(i), kv_head(std::min(i + 2, end - 1)), q + offset, context_width, last - first,
                           length, h_.attention_scale, nullptr, scores, factors, context + offset, context_width);
       for (int r = first; r < last; ++r) {
         const float* own = scores + times(r - first, KVCache::padded(length));

@@ -354,7 +354,7 @@ def test_a_damaged_journal_is_named(tmp_path: Path, junk: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("name", "default", "other"),
-    [("split", False, True), ("shrink_beam", False, True), ("beam_threshold", 0.0, 1.5), ("early_end", "auto", "off")],
+    [("split", False, True), ("shrink_beam", False, True), ("frame", 0, 9), ("early_end", "auto", "off")],
 )
 def test_a_job_of_a_version_without_a_setting_is_resumed(
     name: str, default: object, other: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -63,10 +63,6 @@ def vocabulary(size: int = 60) -> bytes:
     return model.getvalue()
 
 
-def _size(model: bytes) -> int:
-    return int(spm.SentencePieceProcessor(model_proto=model).get_piece_size())
-
-
 def random_tensors(settings: dict[str, Any], seed: int = 1) -> Tensors:
     rng = np.random.default_rng(seed)
     d, ffn, (source, target) = settings["dim-emb"], settings["transformer-dim-ffn"], settings["dim-vocabs"]
@@ -179,7 +175,8 @@ def marian_model(folder: Path, name: str = "ssru", kind: str = "npz", seed: int 
     """
     folder.mkdir(parents=True)
     models = [vocabulary(), vocabulary(52) if name == "two vocabularies" else vocabulary()]
-    settings = _DEFAULTS | MODELS[name] | {"dim-vocabs": [_size(model) for model in models]}
+    sizes = [spm.SentencePieceProcessor(model_proto=model).get_piece_size() for model in models]
+    settings = _DEFAULTS | MODELS[name] | {"dim-vocabs": sizes}
     tensors = random_tensors(settings, seed)
     settings |= changes
     if kind == "npz":

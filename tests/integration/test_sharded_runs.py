@@ -177,17 +177,15 @@ def test_a_full_disk_ends_all_processes_with_one_message(
     assert int(list_checkpoints(run)[-1].name) == 20
 
 
+VERSIONS = {"Dragoman": ("dragoman.training.run.__version__", "0.0.9"), "PyTorch": ("torch.__version__", "2.11.5")}
+
+
 def other_version(name: str, rank: int) -> None:
     if rank == 1:
-        monkeypatch = pytest.MonkeyPatch()
-        monkeypatch.setattr(
-            *{"Dragoman": ("dragoman.training.run.__version__", "0.0.9"), "PyTorch": ("torch.__version__", "2.11.5")}[
-                name
-            ]
-        )
+        pytest.MonkeyPatch().setattr(*VERSIONS[name])
 
 
-@pytest.mark.parametrize("name", ["Dragoman", "PyTorch"])
+@pytest.mark.parametrize("name", VERSIONS)
 def test_different_versions_are_refused(name: str, data: Path, tmp_path: Path) -> None:
     run_processes(2, failing, data, tmp_path / "run", (SHARDED,), partial(other_version, name))
     for text in messages(tmp_path / "run"):

@@ -79,11 +79,10 @@ def int8_product(x: Tensor, weight: Tensor) -> Tensor:
     return (whole @ q.double().T) * (scales * (largest / 127)).double()
 
 
-def bfloat16_product(x: Tensor, weight: Tensor) -> Tensor:
-    return x.float().bfloat16().double() @ weight.float().bfloat16().double().T
-
-
-PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"int8": int8_product, "bfloat16": bfloat16_product}
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "int8": int8_product,
+    "bfloat16": lambda x, weight: x.float().bfloat16().double() @ weight.float().bfloat16().double().T,
+}
 
 
 class Quantized(TorchFunctionMode):

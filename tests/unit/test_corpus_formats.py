@@ -122,10 +122,6 @@ def _parquet_folder(folder: Path, pairs: Pairs) -> Path:
     return folder
 
 
-def _saved(folder: Path, pairs: Pairs) -> Path:
-    return write_saved(folder, [nested(pairs[:5]), nested(pairs[5:])])
-
-
 HEADED = ("id", "english", "de")
 FORMATS: dict[str, tuple[Callable[[Path, Pairs], Path], dict[str, Any]]] = {
     "a.csv": (write_csv, {}),
@@ -136,7 +132,7 @@ FORMATS: dict[str, tuple[Callable[[Path, Pairs], Path], dict[str, Any]]] = {
     "a.tmx": (write_tmx, NAMES),
     "a.parquet": (lambda path, pairs: _parquet(path, nested(pairs)), KEYS),
     "parquet": (_parquet_folder, KEYS),
-    "saved": (_saved, KEYS),
+    "saved": (lambda folder, pairs: write_saved(folder, [nested(pairs[:5]), nested(pairs[5:])]), KEYS),
     "a.zip": (lambda path, pairs: write_zip(path, moses_members(pairs)), NAMES),
 }
 """Name -> writer, and the keys of the texts (source en, target de)."""

@@ -315,8 +315,9 @@ def test_tensors_of_every_dtype_are_read_as_the_library_reads_them(tmp_path: Pat
     safetensors.torch.save_file(tensors, file)
     header = json.loads(file.read_bytes()[8 : 8 + int.from_bytes(file.read_bytes()[:8], "little")])
     assert {about["dtype"] for about in header.values()} == set(_DTYPES)
+    end = max(about["data_offsets"][1] for about in header.values())
     odd = tmp_path / "odd.safetensors"  # a header whose length makes every tensor lie between multiples of its size
-    odd.write_bytes(with_header(json.dumps(header).encode().ljust(8001), file.read_bytes()[-end_of(header) :]))
+    odd.write_bytes(with_header(json.dumps(header).encode().ljust(8001), file.read_bytes()[-end:]))
     for path in (file, odd):
         found = load_file(path)
         assert found.keys() == tensors.keys() == safetensors.torch.load(path.read_bytes()).keys()
@@ -325,10 +326,6 @@ def test_tensors_of_every_dtype_are_read_as_the_library_reads_them(tmp_path: Pat
             assert found[name].view(torch.uint8).equal(tensor.view(torch.uint8)) if tensor.ndim else True
             found[name].zero_()
         assert load_file(path)["scalar"].item() == 2.5, "the file is as it was"
-
-
-def end_of(header: dict[str, Any]) -> int:
-    return max(about["data_offsets"][1] for about in header.values())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,11 +42,6 @@ WEAK: dict[str, Pieces] = {
     "copies": lambda pieces: pieces,
     "grows together": lambda pieces: [piece for piece in pieces if not piece.isspace()],
 }
-
-
-def aligned_in_reverse(pairs: Any, batch_tokens: int) -> Any:
-    """The attention of translations that have the pieces of their sources in reversed order."""
-    return [np.roll(np.eye(len(source), dtype=np.float32)[::-1], -1, 0)[: len(target)] for source, target in pairs]
 
 
 def document(format: str, text: str) -> bytes:
@@ -262,7 +256,11 @@ def test_tags_move_with_symbols(source: str, target: str) -> None:
         return [piece for word in words[::-1] for piece in (word, " ")][:-1]
 
     translator = PieceTranslator(moved)
-    translator.backend.align = aligned_in_reverse  # type: ignore[method-assign]
+    translator.backend.align = (
+        lambda pairs, batch_tokens: [  # type: ignore[method-assign]
+            np.roll(np.eye(len(source), dtype=np.float32)[::-1], -1, 0)[: len(target)] for source, target in pairs
+        ]
+    )  # the pieces of the sources in reversed order
     translator.tokenizer.symbols = SYMBOLS  # type: ignore[misc]
     assert translate_html(translator, [source], split=True) == [target]
 

@@ -95,11 +95,6 @@ def test_many_clients_of_more_models_than_fit(model_folders: list[Path]) -> None
     assert most == 1
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_unloading_returns_the_memory(model_folders: list[Path]) -> None:
     """50 loads, of two models in turn, do not let the process grow by a tenth of what they need together."""
     texts = [" ".join(TEXTS)] * 20
@@ -110,7 +105,8 @@ def test_unloading_returns_the_memory(model_folders: list[Path]) -> None:
         for _ in range(30):
             for target in TARGETS[:2]:
                 await translated(directions, target, texts)
-            sizes.append(resident())
+            resident = int(Path("/proc/self/statm").read_text().split()[1])
+            sizes.append(resident * os.sysconf("SC_PAGE_SIZE"))
         directions.close()
         return min(sizes[-5:]) - max(sizes[4:9])  # memory of threads comes and goes
 

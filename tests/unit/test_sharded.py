@@ -16,7 +16,6 @@ from dragoman.data.batching import Batch, collate
 from dragoman.errors import ConfigError
 from dragoman.models.seq2seq import Network
 from dragoman.training.distributed import DistributedContext, ProcessGroup
-from dragoman.training.loss import Loss
 from dragoman.training.sharded import ShardedStep, build_step
 from dragoman.training.step import TrainingStep
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built_network, readable
@@ -169,7 +168,10 @@ def skip_together() -> None:
         forward = step.forward
         for number, bad_rank in enumerate((1, 0, None)):
             before = [own(p).clone() for p in step.model.parameters()]
-            step.forward = (lambda batch: not_finite(forward(batch))) if context.rank == bad_rank else forward  # type: ignore[method-assign]
+            if context.rank == bad_rank:
+                step.forward = lambda batch: replace(loss := forward(batch), nll=loss.nll * torch.nan)  # type: ignore[method-assign]
+            else:
+                step.forward = forward  # type: ignore[method-assign]
             step.backward(data[context.rank :: context.size], number, 0.1)
             assert step.update(number + 1, 0.01) == (bad_rank is None)
             changed = [not torch.equal(old, own(p)) for old, p in zip(before, step.model.parameters(), strict=True)]
@@ -180,10 +182,6 @@ def skip_together() -> None:
 
 def own(parameter: Tensor) -> Tensor:
     return parameter.detach().to_local()  # type: ignore[attr-defined, no-any-return]
-
-
-def not_finite(loss: Loss) -> Loss:
-    return replace(loss, nll=loss.nll * torch.nan)
 
 
 @needs_gloo

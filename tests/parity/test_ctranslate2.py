@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dragoman.config import ModelConfig
-from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_models
+from dragoman.formats.parity import ParityCase, ParityCases, compare_models
 from dragoman.models.seq2seq import Model
 from every_kind import BLOCK, LABELLERS, TRANSFORMERS, TRANSLATORS, built, model_config
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
@@ -49,12 +49,15 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def parity(document: dict[str, Any], folder: Path, cases: ParityCases) -> Parity:
-    """Parity of a small model with random weights."""
+def check_parity(document: dict[str, Any], folder: Path, cases: ParityCases) -> None:
+    """For a small model with random weights."""
     config: ModelConfig = model_config(document)
     model: Model = built(document, VOCAB).float()
     write_specification(specification(model, config, PIECES, PIECES), folder, "float32")
-    return compare_models(model, CTranslate2Runtime(folder, "float32", PIECES, PIECES), cases, width=3)
+    report = compare_models(model, CTranslate2Runtime(folder, "float32", PIECES, PIECES), cases, width=3)
+    assert report.met, report.lines()
+    assert report.largest < 2e-4  # of log-probabilities around -4, in float32
+    assert report.greedy.same >= 11 and report.beam.same >= 11
 
 
 def prompts(count: int = 12) -> ParityCases:
@@ -68,20 +71,13 @@ KINDS = {name: changes for name, changes in (TRANSFORMERS | VARIANTS).items() if
 
 @pytest.mark.parametrize("name", KINDS)
 def test_transformers(name: str, tmp_path: Path) -> None:
-    document = {**TRANSLATORS["paper"], **KINDS[name]}
-    report = parity(document, tmp_path / "out", random_rows(12, VOCAB))
-    assert report.met, report.lines()
-    assert report.largest < 2e-4  # of log-probabilities around -4, in float32
-    assert report.greedy.same >= 11 and report.beam.same >= 11
+    check_parity({**TRANSLATORS["paper"], **KINDS[name]}, tmp_path / "out", random_rows(12, VOCAB))
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_language_models(name: str, tmp_path: Path) -> None:
     document = {"architecture": "decoder_only", **BLOCK, "n_layers": 2, **LANGUAGE_MODELS[name]}
-    report = parity(document, tmp_path / "out", prompts())
-    assert report.met, report.lines()
-    assert report.largest < 2e-4
-    assert report.greedy.same >= 11 and report.beam.same >= 11
+    check_parity(document, tmp_path / "out", prompts())
 
 
 @pytest.mark.parametrize("name", [*TRANSLATORS, "lstm language model", "lstm tags"])

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def assert_sums(model: nn.Module) -> None:
 
 
 def sum_gradients() -> None:
+    """Over processes and accumulated batches."""
     with connected() as context:
         model = network()
         context.register(model)
@@ -58,11 +59,8 @@ def sum_gradients() -> None:
             assert_sums(model)
 
 
-def test_gradients_are_summed_over_processes_and_accumulated_batches() -> None:
-    run_processes(SIZE, sum_gradients)
-
-
-def without_gradient() -> None:
+def leave_unused_without_gradient() -> None:
+    """A parameter that no process uses has no gradient, not one of zeros."""
     with connected() as context:
         model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
         context.register(model)
@@ -70,10 +68,6 @@ def without_gradient() -> None:
             model[0](torch.ones(1, 2)).sum().backward()
         assert model[0].weight.grad is not None and model[0].weight.grad.eq(SIZE).all()
         assert model[1].weight.grad is None
-
-
-def test_a_parameter_that_is_not_used_has_no_gradient() -> None:
-    run_processes(SIZE, without_gradient)
 
 
 def communicate() -> None:
@@ -89,10 +83,6 @@ def communicate() -> None:
         context.check_equal({"version": "1"})
         with pytest.raises(TrainingError, match=r"version: 0 in process 0 on .*, 1 in process 1 on .*; use the same"):
             context.check_equal({"version": str(rank), "corpus": "a"})
-
-
-def test_every_kind_of_communication() -> None:
-    run_processes(SIZE, communicate)
 
 
 def take_turns(file: Path) -> None:
@@ -154,7 +144,7 @@ def test_buckets_have_a_fixed_content() -> None:
     assert [len(bucket.parameters) for bucket in GradientSum(model.parameters(), 8 * 20)._buckets] == [3, 1, 2]
 
 
-def many_buckets() -> None:
+def sum_every_bucket() -> None:
     with connected() as context:
         model = network()
         summing = GradientSum(model.parameters(), bucket_bytes=16)
@@ -164,8 +154,18 @@ def many_buckets() -> None:
         assert_sums(model)
 
 
-def test_every_bucket_is_summed() -> None:
-    run_processes(SIZE, many_buckets)
+def train_twice() -> None:
+    for number in (1, 2):
+        with connected() as context:
+            assert context.on_main(lambda number=number: f"training {number}") == f"training {number}"
+
+
+WORKS = [sum_gradients, leave_unused_without_gradient, communicate, sum_every_bucket, train_twice]
+
+
+@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.__name__)
+def test_gradients_and_communication(work: Callable[[], None]) -> None:
+    run_processes(SIZE, work)
 
 
 def prepare_slowly() -> None:
@@ -177,16 +177,6 @@ def prepare_slowly() -> None:
 
 def test_the_timeout_does_not_include_the_preparation_of_other_processes() -> None:
     run_processes(2, prepare_slowly)
-
-
-def train_twice() -> None:
-    for number in (1, 2):
-        with connected() as context:
-            assert context.on_main(lambda number=number: f"training {number}") == f"training {number}"
-
-
-def test_two_trainings_in_the_same_processes() -> None:
-    run_processes(2, train_twice)
 
 
 def train_twice_with_a_late_main_process(folder: Path) -> None:

@@ -27,21 +27,19 @@ def test_every_form_gives_the_same_result(name: str, tmp_path: Path) -> None:
     assert [e.line for e in found] == [1, 4 if name == "a.csv" else 3]
 
 
-def test_a_number_may_be_a_label(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", ['{"text": "x", "label": 3}'])
-    assert [e.label for e in read_labelled(path)] == ["3"]
-
-
-def test_a_line_end_inside_is_a_space(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [r'{"text": "a\nfine\nfilm", "label": "very\ngood"}'])
-    assert [tuple(e) for e in read_labelled(path)] == [("very good", "a fine film", 1)]
-    path = write_lines(tmp_path / "a.csv", ['"very', 'good","a fine', 'film"'])
-    assert [tuple(e) for e in read_labelled(path)] == [("very good", "a fine film", 3)]
-
-
-def test_a_csv_quote_is_read_as_csv_has_it(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.csv", ['"1","He said ""no"", then left","at \\$4"'])
-    assert [tuple(e) for e in read_labelled(path)] == [("1", 'He said "no", then left at \\$4', 1)]
+@pytest.mark.parametrize(
+    ("name", "lines", "expected"),
+    [
+        ("a.jsonl", ['{"text": "x", "label": 3}'], ("3", "x", 1)),
+        ("a.jsonl", [r'{"text": "a\nfine\nfilm", "label": "very\ngood"}'], ("very good", "a fine film", 1)),
+        ("a.csv", ['"very', 'good","a fine', 'film"'], ("very good", "a fine film", 3)),
+        ("a.csv", ['"1","He said ""no"", then left","at \\$4"'], ("1", 'He said "no", then left at \\$4', 1)),
+    ],
+)
+def test_numbers_line_ends_and_quotes(
+    name: str, lines: list[str], expected: tuple[str, str, int], tmp_path: Path
+) -> None:
+    assert [tuple(e) for e in read_labelled(write_lines(tmp_path / name, lines))] == [expected]
 
 
 @pytest.mark.parametrize(

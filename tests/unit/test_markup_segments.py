@@ -56,14 +56,16 @@ REVERSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "expected"), IN_ORDER)
-def test_tags_surround_the_same_words(source: str, expected: str) -> None:
-    assert translated(word_translator(), source) == expected
+ORDERS = [({}, *case) for case in IN_ORDER] + [({"order": reversed_order}, *case) for case in REVERSED]
+SINK = [({"sink": 3.0}, *case) for case in IN_ORDER[:6] + IN_ORDER[26:30]]
+"""Attention that all words pay to one word does not count."""
 
 
-@pytest.mark.parametrize(("source", "expected"), REVERSED)
-def test_tags_follow_reordered_words(source: str, expected: str) -> None:
-    assert translated(word_translator(order=reversed_order), source) == expected
+@pytest.mark.parametrize(("words", "source", "expected"), ORDERS + SINK)
+def test_tags_surround_the_same_words_and_follow_reordered_ones(
+    words: dict[str, Any], source: str, expected: str
+) -> None:
+    assert translated(word_translator(**words), source) == expected
 
 
 LEXICON = [
@@ -126,11 +128,6 @@ def test_models_without_attention_use_relative_positions() -> None:
     sources = ["a <b>red</b> dog <i>runs</i>.", "one two three <b>four five</b> six <x/>seven"]
     results = [written(result) for result in translate_segments(translator, [parse(source) for source in sources])]
     assert results == ["xa <b>xred</b> xdog <i>xruns</i>.", "xone xtwo xthree <b>xfour xfive</b> xsix <x/>xseven"]
-
-
-@pytest.mark.parametrize(("source", "expected"), IN_ORDER[:6] + IN_ORDER[26:30])
-def test_attention_that_all_words_pay_to_one_word_does_not_count(source: str, expected: str) -> None:
-    assert translated(word_translator(sink=3.0), source) == expected
 
 
 def test_the_same_word_twice_is_aligned_with_the_nearer_one() -> None:

@@ -98,22 +98,18 @@ def test_reordered_rows_continue_from_their_own_cells(kind: str, tmp_path: Path)
         tokens = torch.randint(4, SSRU_VOCAB, (2 * BEAMS,), generator=generator)
 
 
-@pytest.mark.parametrize("value", [-1, 2, 1 << 30])
-def test_an_invalid_field_of_the_header_is_refused(value: int, tmp_path: Path) -> None:
-    path = pack(built(TRANSLATORS["ssru"], SSRU_VOCAB).float(), tmp_path / "packed", "int8", max_positions=40)
+@pytest.mark.parametrize(
+    ("kind", "field", "value", "told"),
+    [
+        *(("ssru", 1, value, "the header holds invalid sizes") for value in (-1, 2, 1 << 30)),
+        ("paper", 0, 1, "found a matrix of"),  # zero is the padding of older files
+    ],
+)
+def test_a_wrong_field_of_the_ssru_is_refused(kind: str, field: int, value: int, told: str, tmp_path: Path) -> None:
+    path = pack(built(TRANSLATORS[kind], SSRU_VOCAB).float(), tmp_path / "packed", "int8", max_positions=40)
     content = bytearray(path.read_bytes())
-    assert struct.unpack_from("<i", content, SSRU_FIELD) == (1,)
+    assert struct.unpack_from("<i", content, SSRU_FIELD) == (field,)
     struct.pack_into("<i", content, SSRU_FIELD, value)
     path.write_bytes(content)
-    with pytest.raises(DragomanError, match="the header holds invalid sizes"):
-        Engine(path)
-
-
-def test_a_file_of_an_attention_model_is_not_read_as_one_with_an_ssru(tmp_path: Path) -> None:
-    path = pack(built(TRANSLATORS["paper"], SSRU_VOCAB).float(), tmp_path / "packed", "int8", max_positions=40)
-    content = bytearray(path.read_bytes())
-    assert struct.unpack_from("<i", content, SSRU_FIELD) == (0,), "zero, as the padding of older files"
-    struct.pack_into("<i", content, SSRU_FIELD, 1)
-    path.write_bytes(content)
-    with pytest.raises(DragomanError, match="found a matrix of"):
+    with pytest.raises(DragomanError, match=told):
         Engine(path)

@@ -153,21 +153,6 @@ def chinese_corpus() -> SpelledNumbers:
     return build(target="zh")
 
 
-@pytest.mark.parametrize(("number", "source", "target"), CARDINALS)
-def test_cardinals_written_by_hand(number: int, source: str, target: str) -> None:
-    assert cardinal_pair(number) == (source, target)
-
-
-@pytest.mark.parametrize(("number", "source", "target"), ORDINALS)
-def test_ordinals_written_by_hand(number: int, source: str, target: str) -> None:
-    assert ordinal_pair(number) == (source, target)
-
-
-@pytest.mark.parametrize(("year", "source", "target"), YEARS)
-def test_years_written_by_hand(year: int, source: str, target: str) -> None:
-    assert year_pair(year) == (source, target)
-
-
 @pytest.mark.parametrize(("form", "source", "target"), THIRD_OF_MARCH)
 def test_dates_written_by_hand(form: str, source: str, target: str) -> None:
     day = datetime.date(1987, 3, 3)
@@ -176,11 +161,18 @@ def test_dates_written_by_hand(form: str, source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "expected"),
-    [(cardinal_pair, CHINESE_CARDINALS), (ordinal_pair, CHINESE_ORDINALS), (year_pair, CHINESE_YEARS)],
+    ("pair", "german", "chinese"),
+    [
+        (cardinal_pair, CARDINALS, CHINESE_CARDINALS),
+        (ordinal_pair, ORDINALS, CHINESE_ORDINALS),
+        (year_pair, YEARS, CHINESE_YEARS),
+    ],
 )
-def test_chinese_written_by_hand(pair: Callable[..., tuple[str, str]], expected: list[tuple[int, str]]) -> None:
-    assert [pair(number, "zh") for number, _ in expected] == [(pair(number)[0], text) for number, text in expected]
+def test_numbers_written_by_hand(
+    pair: Callable[..., tuple[str, str]], german: list[tuple[int, str, str]], chinese: list[tuple[int, str]]
+) -> None:
+    assert [(number, *pair(number)) for number, _, _ in german] == german
+    assert [pair(number, "zh") for number, _ in chinese] == [(pair(number)[0], text) for number, text in chinese]
 
 
 def test_months_days_and_weekdays() -> None:

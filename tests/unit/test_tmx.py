@@ -27,18 +27,14 @@ def write(path: Path, *units: str, source: str = "de", head: str = HEAD) -> Path
     return path
 
 
-def test_texts_of_both_languages_in_the_order_of_the_request(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tmx", unit(de="Ein Hund.", en_GB="A dog."), unit(en="A cat.", de="Eine Katze."))
-    count = TmxCount()
+def test_texts_are_in_the_order_of_the_request_and_units_without_one_of_the_languages_are_counted(
+    tmp_path: Path,
+) -> None:
+    units = [unit(de="Ein Hund.", en_GB="A dog."), unit(en="A cat.", de="Eine Katze.")]
+    file, count = write(tmp_path / "a.tmx", *units, unit(de="Nein", fr="Non"), unit(de="Gut", en="  ")), TmxCount()
     assert list(tmx_pairs(file, ("en", "de"), count)) == [("A dog.", "Ein Hund."), ("A cat.", "Eine Katze.")]
-    assert (count.read, count.incomplete) == (2, 0)
-
-
-def test_a_unit_without_one_of_the_languages_is_counted(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tmx", unit(de="Ja", en="Yes"), unit(de="Nein", fr="Non"), unit(de="Gut", en="  "))
-    count = TmxCount()
-    assert list(tmx_pairs(file, ("de", "en"), count)) == [("Ja", "Yes")]
-    assert (count.read, count.incomplete) == (3, 2)
+    assert list(tmx_pairs(file, ("de", "en"), TmxCount())) == [("Ein Hund.", "A dog."), ("Eine Katze.", "A cat.")]
+    assert (count.read, count.incomplete) == (4, 2)
 
 
 def test_formatting_codes_are_left_out_and_marked_text_is_kept(tmp_path: Path) -> None:
@@ -69,18 +65,16 @@ def test_compressed_and_utf_16_files(tmp_path: Path) -> None:
         assert list(read_tmx(tmp_path / name)) == [[("de", "Größe"), ("en", "Size")]], name
 
 
-def test_nested_entities_are_refused_before_they_expand(tmp_path: Path) -> None:
-    entities = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 12))
-    file = write(tmp_path / "a.tmx", unit(de="&e11;", en="x"), head=f'<!DOCTYPE tmx [<!ENTITY e0 "ha">{entities}]>')
-    with pytest.raises(DataError, match="declares the entity 'e0', which is refused because entities can expand"):
-        list(read_tmx(file))
+NESTED = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 12))
 
 
-def test_an_external_file_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    head = f'<!DOCTYPE tmx [<!ENTITY x SYSTEM "{tmp_path / "secret"}">]>'
-    with pytest.raises(DataError, match="declares the entity 'x'"):
-        list(read_tmx(write(tmp_path / "a.tmx", unit(de="&x;", en="y"), head=head)))
+@pytest.mark.parametrize(
+    ("name", "declared"), [("e0", f'<!ENTITY e0 "ha">{NESTED}'), ("x", f'<!ENTITY x SYSTEM "{__file__}">')]
+)
+def test_nested_entities_and_files_are_refused_before_they_expand(name: str, declared: str, tmp_path: Path) -> None:
+    units = unit(de="&e11;" if name == "e0" else "&x;", en="x")
+    with pytest.raises(DataError, match=f"declares the entity '{name}', which is refused because entities can expand"):
+        list(read_tmx(write(tmp_path / "a.tmx", units, head=f"<!DOCTYPE tmx [{declared}]>")))
 
 
 def test_entities_of_html_are_characters_and_unknown_ones_an_error(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ class Contestant:
         self.rounds.setdefault(question.name, []).append(answer)
 
     def share(self, question: Question) -> list[int]:
-        return question.numbers if question.alone else question.numbers[:: SUBSAMPLING.get(program_of(self.name), 1)]
+        program = self.name.partition("-")[0]  # native-int8 -> native
+        return question.numbers if question.alone else question.numbers[:: SUBSAMPLING.get(program, 1)]
 
     def speeds(self, question: str) -> list[float]:
         """Return milliseconds per token (one at a time) or tokens per second (all at once) of each round."""
@@ -182,11 +183,6 @@ class Contestant:
         """Return the median and the 99th percentile over all rounds."""
         times = sorted(1e3 * t for answer in self.rounds[question] for t in answer["seconds"])
         return statistics.median(times), times[min(len(times) - 1, round(0.99 * len(times)))]
-
-
-def program_of(name: str) -> str:
-    """native-int8 -> native."""
-    return name.partition("-")[0]
 
 
 @contextlib.contextmanager

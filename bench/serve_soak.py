@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,6 @@ def server_command(given: argparse.Namespace, folder: Path) -> list[str]:
     return [sys.executable, "-m", "dragoman", "serve", "--config", str(config)]
 
 
-def expected_translations(given: argparse.Namespace, bodies: Sequence[bytes]) -> dict[bytes, str]:
-    """Return the offline translation of each request."""
-    texts = [json.loads(body)["q"] for body in bodies]
-    translator = Translator.load(given.model, shortlist=given.shortlist)
-    return dict(zip(bodies, (found.text for found in translator.translate(texts)), strict=True))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -99,7 +92,9 @@ def main() -> None:
     parser.add_argument("--shortlist", action="store_true", help="use the shortlist of the model")
     parser.add_argument("--growth", type=float, default=0.03, help="accepted growth of the memory")
     given = parser.parse_args()
-    expected = expected_translations(given, bodies_of(given))
+    bodies, translator = bodies_of(given), Translator.load(given.model, shortlist=given.shortlist)
+    offline = translator.translate([json.loads(body)["q"] for body in bodies])
+    expected = dict(zip(bodies, (found.text for found in offline), strict=True))
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(Server("dragoman", server_command(given, Path(folder)))) as server,

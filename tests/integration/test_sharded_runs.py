@@ -197,8 +197,7 @@ def elsewhere(rank: int) -> None:
     """Process 1 sees another file system."""
     if rank == 1:
         real = Path.is_dir
-        monkeypatch = pytest.MonkeyPatch()
-        monkeypatch.setattr(Path, "is_dir", lambda self: real(self) and self.name != "run")
+        pytest.MonkeyPatch().setattr(Path, "is_dir", lambda self: real(self) and self.name != "run")
 
 
 def test_a_run_folder_that_is_not_shared_is_refused(data: Path, tmp_path: Path) -> None:

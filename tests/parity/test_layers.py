@@ -48,16 +48,6 @@ def linear(mine: nn.Linear, their: nn.Module) -> Pairs:
     return [(mine.weight, their.weight), (mine.bias, their.bias)]
 
 
-def encoder_pairs(mine: EncoderLayer, their: nn.TransformerEncoderLayer) -> Pairs:
-    attention = their.self_attn
-    yield mine.self_attn.qkv.weight, attention.in_proj_weight
-    yield mine.self_attn.qkv.bias, attention.in_proj_bias
-    yield from linear(mine.self_attn.out, attention.out_proj)
-    yield from linear(mine.ffn.inner, their.linear1)
-    yield from linear(mine.ffn.outer, their.linear2)
-    yield from norms([mine.around_self_attn, mine.around_ffn], [their.norm1, their.norm2])
-
-
 def check_same(outputs: tuple[Tensor, Tensor], inputs: Iterable[tuple[Tensor, Tensor]], pairs: Pairs) -> None:
     """Check for equal outputs and, from one upstream gradient, equal gradients of inputs and parameters."""
     mine, their = outputs
@@ -82,7 +72,14 @@ def test_encoder_layer_is_torchs(order: str, activation: str) -> None:
     their = nn.TransformerEncoderLayer(
         D, H, D_FF, 0.0, activation, batch_first=True, norm_first=order == "pre", dtype=torch.float64
     )
-    pairs = list(encoder_pairs(mine, their))
+    pairs = [
+        (mine.self_attn.qkv.weight, their.self_attn.in_proj_weight),
+        (mine.self_attn.qkv.bias, their.self_attn.in_proj_bias),
+        *linear(mine.self_attn.out, their.self_attn.out_proj),
+        *linear(mine.ffn.inner, their.linear1),
+        *linear(mine.ffn.outer, their.linear2),
+        *norms([mine.around_self_attn, mine.around_ffn], [their.norm1, their.norm2]),
+    ]
     with torch.no_grad():
         for own, other in pairs:
             other.copy_(own)

@@ -80,16 +80,22 @@ def test_binary_files_hold_the_same_model(kind: str, tmp_path: Path) -> None:
         assert (tensor - expected[name])[kept].abs().max() <= 0.51 * step
 
 
-def test_a_list_of_pieces_beside_two_sentencepiece_models(tmp_path: Path) -> None:
-    """As in OPUS-MT: the ids are those of the list, and pieces that it lacks are unknown."""
-    source = marian_model(tmp_path / "source", "ssru")
+def with_list(source: Path, last: str) -> tuple[spm.SentencePieceProcessor, dict[str, int]]:
+    """Write a list of pieces beside two sentencepiece models, as in OPUS-MT."""
     model = (source / "vocab.spm").read_bytes()
     processor = spm.SentencePieceProcessor(model_proto=model)
     pieces = [processor.id_to_piece(i) for i in range(2, processor.get_piece_size())]
-    listed = {"</s>": 0, "<unk>": 1} | {piece: i + 2 for i, piece in enumerate([*reversed(pieces[1:]), "other"])}
+    listed = {"</s>": 0, "<unk>": 1} | {piece: i + 2 for i, piece in enumerate([*reversed(pieces[1:]), last])}
     (source / "model.vocab.yml").write_text(json.dumps(listed))
     (source / "source.spm").write_bytes(model)
     (source / "vocab.spm").rename(source / "target.spm")
+    return processor, listed
+
+
+def test_a_list_of_pieces_beside_two_sentencepiece_models(tmp_path: Path) -> None:
+    """The ids are those of the list, and pieces that it lacks are unknown."""
+    source = marian_model(tmp_path / "source", "ssru")
+    processor, listed = with_list(source, "other")
     done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
     tokenizer = loaded(done.folder)[1]
     ids = tokenizer.encode_source(LINES[0])
@@ -260,15 +266,7 @@ def test_the_export_of_an_import_is_the_model(name: str, tmp_path: Path) -> None
 
 def test_a_list_of_pieces_is_exported(tmp_path: Path) -> None:
     source = marian_model(tmp_path / "source", "attention")
-    import sentencepiece as spm
-
-    model = (source / "vocab.spm").read_bytes()
-    processor = spm.SentencePieceProcessor(model_proto=model)
-    pieces = [processor.id_to_piece(i) for i in range(2, processor.get_piece_size())]
-    listed = {"</s>": 0, "<unk>": 1} | {piece: i + 2 for i, piece in enumerate([*reversed(pieces[1:]), "<s>"])}
-    (source / "model.vocab.yml").write_text(json.dumps(listed))
-    (source / "source.spm").write_bytes(model)
-    (source / "vocab.spm").rename(source / "target.spm")
+    _, listed = with_list(source, "<s>")
     lines = write_lines(tmp_path / "lines.txt", LINES[1:4])
     import_model(source, tmp_path / "model", lines)
     export(tmp_path / "model", tmp_path / "there", "marian", check=lines)

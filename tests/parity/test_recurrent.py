@@ -328,18 +328,14 @@ def context_step(kind: str, blocks: dict[str, Tensor], y: Tensor, c: Tensor, sta
     return ({"tanh": torch.tanh, "relu": torch.relu}[kind](source[0] + own[0]),)
 
 
-def context_layer(kind: str, kernel: bool) -> tuple[ContextLayer, Tensor, Tensor, State]:
-    """A layer that uses the kernel or the steps, inputs of K rows per sentence, c (B, D), and first states."""
-    layer = ContextLayer(new_cell(kind, 2 * D, D))
-    layer.cell.loops_on_cpu = not kernel
-    first = tuple(random(B * K, D).requires_grad_() for _ in range(layer.cell.parts))
-    return layer, random(B * K, T, D).requires_grad_(), random(B, D).requires_grad_(), first
-
-
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("kind", CELLS)
 def test_every_step_reads_the_context_vector_by_the_direct_formula(kind: str, kernel: bool) -> None:
-    layer, x, context, first = context_layer(kind, kernel)
+    """A layer that uses the kernel or the steps, for K rows per sentence and one context vector c (B, D) for all."""
+    layer = ContextLayer(new_cell(kind, 2 * D, D))
+    layer.cell.loops_on_cpu = not kernel
+    first = tuple(random(B * K, D).requires_grad_() for _ in range(layer.cell.parts))
+    x, context = random(B * K, T, D).requires_grad_(), random(B, D).requires_grad_()
     w, u, b, d = layer.cell.weights
     blocks = {"y": w[:, :D], "c": layer.w_context, "s": u, "b": b, "d": d}
     assert torch.equal(layer.w_context, w[:, D:])

@@ -215,25 +215,20 @@ def read_later(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
     monkeypatch.setattr(progress, "READ_INTERVAL", 0.0 if reads else 1e9)
 
 
-def with_bad_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps 4, 10, 11 of a training have a loss that is not finite."""
-    real, calls = TrainingStep.forward, [0]
-
-    def forward(self: TrainingStep, batch: Batch) -> Loss:
-        loss = real(self, batch)
-        calls[0] += 1
-        bad = calls[0] % 24 in (4, 10, 11)
-        return Loss(loss.smoothed * (torch.nan if bad else 1.0), loss.nll, loss.tokens)
-
-    monkeypatch.setattr(TrainingStep, "forward", forward)
-
-
 @pytest.mark.parametrize("extra", [(), ("train.precision=fp16",), ("train.optimizer.kind=adamw", "train.ema=0.0")])
 def test_reading_later_changes_nothing(
     extra: tuple[str, ...], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision to skip a step is made on the device, by the optimizer and the moving average."""
-    with_bad_steps(monkeypatch)
+    real, calls = TrainingStep.forward, [0]
+
+    def forward(self: TrainingStep, batch: Batch) -> Loss:
+        loss = real(self, batch)
+        calls[0] += 1
+        bad = calls[0] % 24 in (4, 10, 11)  # the loss of these steps is not finite
+        return Loss(loss.smoothed * (torch.nan if bad else 1.0), loss.nll, loss.tokens)
+
+    monkeypatch.setattr(TrainingStep, "forward", forward)
     results: list[TrainResult] = []
     for name, reads in (("now", True), ("later", False)):
         with monkeypatch.context() as patch:

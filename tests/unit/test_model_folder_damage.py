@@ -62,32 +62,22 @@ def change_meta(folder: Path, **changes: Any) -> None:
 # ------------------------------------------------------------------------------------------------ anything but a file
 
 
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def a_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
 def a_huge_file(path: Path) -> None:
     path.touch()
     os.truncate(path, 1 << 40)
 
 
-KINDS = [a_folder, a_pipe, a_device, a_loop, a_huge_file]
+KINDS: dict[str, Callable[[Path], None]] = {
+    "a_folder": Path.mkdir,
+    "a_pipe": lambda path: os.mkfifo(path),
+    "a_device": lambda path: path.symlink_to("/dev/zero"),
+    "a_loop": lambda path: path.symlink_to(path.name),
+    "a_huge_file": a_huge_file,
+}
 
 
 @pytest.mark.parametrize("name", ["meta.json", "config.json", "model.safetensors", "tokenizer.model"])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_anything_but_a_file_of_usual_size_is_refused_at_once(
     cli: Cli, folder: Path, name: str, kind: Callable[[Path], None]
 ) -> None:
@@ -107,7 +97,7 @@ def test_anything_but_a_file_of_usual_size_is_refused_at_once(
         assert (code, out) == (1, b"") and name in err
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_a_pointer_that_is_no_file_is_refused_at_once(
     cli: Cli, tmp_path: Path, name: str, kind: Callable[[Path], None]
@@ -117,7 +107,7 @@ def test_a_pointer_that_is_no_file_is_refused_at_once(
     assert code == 1 and f"{tmp_path / name}: " in err and "checkpoints/<step>" in err
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_labels_and_shortlists_that_are_no_files(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     kind(tmp_path / "labels.json")
     kind(tmp_path / "shortlist.bin")

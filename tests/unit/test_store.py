@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_model_folder_damage import JUNK, a_device, a_folder, a_loop, a_pipe
+from test_model_folder_damage import JUNK, KINDS
 
 from dragoman.config import Config
 from dragoman.data.batching import EpochPlan
@@ -306,7 +306,7 @@ def test_a_damaged_file_is_named_and_the_store_rebuilt(
     assert [path.name for path in cache.iterdir()] == [store.folder.name], "nothing damaged or half-made stays"
 
 
-@pytest.mark.parametrize("kind", [Path.touch, a_folder, a_pipe, a_device, a_loop], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [Path.touch, *KINDS.values()], ids=["touch", *KINDS])
 @pytest.mark.parametrize("name", ["000-00000.ids", "000.chunks", "tokenizer.model", "store.json"])
 def test_anything_but_a_file_is_replaced(config: Config, cache: Path, name: str, kind: Callable[[Path], None]) -> None:
     store, _ = prepare(config, cache)

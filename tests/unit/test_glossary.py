@@ -89,10 +89,6 @@ def test_the_mapping_itself_is_a_glossary() -> None:
     assert translator.translate(["one"], glossary={}) == translator.translate(["one"])
 
 
-def test_do_not_translate() -> None:
-    assert Glossary({"Dragoman": "Dragoman"}).entries_in("Use Dragoman!") == [("Dragoman", "Dragoman")]
-
-
 def test_unknown_characters_are_left_out() -> None:
     from dragoman.config import TokenizerConfig
     from dragoman.tokenizers import train_tokenizer

@@ -39,15 +39,6 @@ NO_ATTENTION = LSTMConfig.model_validate(RECURRENT | {"attention": {"kind": "non
         pytest.param("sort", PAPER, 450, id="sort"),
         pytest.param("reverse", SSRU, 500, id="reverse, ssru"),
         pytest.param("reverse", MODERN, 500, id="reverse, pre-norm rotary gated", marks=pytest.mark.slow),
-    ],
-)
-def test_a_tiny_transformer_learns(name: str, config: TransformerConfig, steps: int) -> None:
-    assert trained(config, name, steps, peak=2e-3, warmup=100) >= 0.99
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "steps"),
-    [
         pytest.param("reverse", BAHDANAU, 400, id="reverse, lstm + bahdanau"),
         pytest.param("reverse", CONVOLUTIONAL, 400, id="reverse, convolutional"),
         pytest.param("copy", LUONG, 500, id="copy, lstm + luong", marks=pytest.mark.slow),
@@ -55,8 +46,9 @@ def test_a_tiny_transformer_learns(name: str, config: TransformerConfig, steps: 
         pytest.param("reverse", LUONG, 500, id="reverse, lstm + luong", marks=pytest.mark.slow),
     ],
 )
-def test_a_recurrent_model_with_attention_learns(name: str, config: ModelConfig, steps: int) -> None:
-    assert trained(config, name, steps, peak=5e-3, warmup=50) >= 0.99
+def test_a_tiny_model_learns(name: str, config: ModelConfig, steps: int) -> None:
+    peak, warmup = (2e-3, 100) if isinstance(config, TransformerConfig) else (5e-3, 50)
+    assert trained(config, name, steps, peak=peak, warmup=warmup) >= 0.99
 
 
 def test_the_last_hidden_state_alone_is_a_bottleneck() -> None:

@@ -550,26 +550,29 @@ TOGETHER = (
     "train.parallel.timeout=60 s", "train.average=2",
 )  # fmt: skip
 KINDS = {"replicated": (), "fsdp": ("train.parallel.kind=fsdp", "train.budget=20 steps")}  # steps take longer
-FEW, MANY = {"replicated": 4, "fsdp": 2}, 50
 
 
 def start_all(data: Path, run: Path, kind: str) -> list[BaseProcess]:
     return start_processes(SIZE, train_in_child, data, (*TOGETHER, *KINDS[kind]), run)
 
 
-def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [("replicated", 4), ("fsdp", 2), *(pytest.param(kind, 50, marks=pytest.mark.slow) for kind in KINDS)],
+)
+def test_a_process_is_killed_at_random_moments(kind: str, kills: int, data: Path, tmp_path: Path) -> None:
     """Train; kill one process of `kills` resumed runs, the main process as often as the others; compare the bytes."""
     began = time.monotonic()
-    for process in start_all(data, folder / "uninterrupted", kind):
+    for process in start_all(data, tmp_path / "uninterrupted", kind):
         process.join(300)
     longest = 1.5 * (time.monotonic() - began)
-    expected = whole(folder / "uninterrupted")
-    assert len(list_checkpoints(folder / "uninterrupted")) >= 2
+    expected = whole(tmp_path / "uninterrupted")
+    assert len(list_checkpoints(tmp_path / "uninterrupted")) >= 2
 
     draw, killed, runs, saved = random.Random(kills), 0, 0, 0
     while killed < kills:
         runs += 1
-        run = folder / f"killed{runs}"
+        run = tmp_path / f"killed{runs}"
         while True:
             began = time.monotonic()
             processes = start_all(data, run, kind)
@@ -590,14 +593,3 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
             saved += bool(list_checkpoints(run))
         assert whole(run) == expected
     assert saved, "some process was killed after a checkpoint"
-
-
-@pytest.mark.parametrize("kind", ["replicated", "fsdp"])
-def test_a_process_is_killed_at_a_few_random_moments(kind: str, data: Path, tmp_path: Path) -> None:
-    kill_and_resume(kind, FEW[kind], data, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["replicated", "fsdp"])
-def test_a_process_is_killed_at_many_random_moments(kind: str, data: Path, tmp_path: Path) -> None:
-    kill_and_resume(kind, MANY, data, tmp_path)

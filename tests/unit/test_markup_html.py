@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -110,11 +111,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("source", "expected"), CASES)
-def test_translated_html(source: str, expected: str) -> None:
-    assert translate_html(word_translator(), [source]) == [expected]
-
-
 MOVED = [
     ('a b<div translate="no">c</div>d e', 'xb xa<div translate="no">c</div>xe xd'),
     ("a b <i translate=no>c<p>d</p></i> e f", "xb xa <i translate=no>c<p>d</p></i> xf xe"),
@@ -127,9 +123,12 @@ MOVED = [
 ]
 
 
-@pytest.mark.parametrize(("source", "expected"), MOVED)
-def test_tags_move_with_reordered_words(source: str, expected: str) -> None:
-    assert translate_html(word_translator(order=reversed_order), [source]) == [expected]
+@pytest.mark.parametrize(
+    ("words", "source", "expected"),
+    [({}, *case) for case in CASES] + [({"order": reversed_order}, *case) for case in MOVED],
+)
+def test_translated_html(words: dict[str, Any], source: str, expected: str) -> None:
+    assert translate_html(word_translator(**words), [source]) == [expected]
 
 
 def test_attributes_are_translated_on_request() -> None:

@@ -32,7 +32,9 @@ def system(root: Path, groups: str, **files: str) -> Path:
 
 def test_without_limits_it_is_the_affinity(tmp_path: Path) -> None:
     assert usable_cores(tmp_path) == CORES
-    assert usable_cores(system(tmp_path, "0::/\n", cpu_dot_max="max 100000\n")) == CORES
+    assert usable_cores(system(tmp_path / "max", "0::/\n", cpu_dot_max="max 100000\n")) == CORES
+    odd = system(tmp_path / "odd", "\nnonsense\n:::\n7:cpu\n", cpu_dot_max="what is this\n")
+    assert usable_cores(odd) == CORES
 
 
 @pytest.mark.parametrize(
@@ -72,10 +74,6 @@ def test_version_1_in_a_container_without_a_namespace(tmp_path: Path) -> None:
     """The path is the host's, and what is mounted is the group itself."""
     files = {"cpu__cpu_dot_cfs_quota_us": "500000\n", "cpu__cpu_dot_cfs_period_us": "100000\n"}
     assert usable_cores(system(tmp_path, "4:cpu,cpuacct:/docker/0123abcd\n", **files)) == 5
-
-
-def test_lines_that_are_not_groups_are_no_limit(tmp_path: Path) -> None:
-    assert usable_cores(system(tmp_path, "\nnonsense\n:::\n7:cpu\n", cpu_dot_max="what is this\n")) == CORES
 
 
 @pytest.mark.parametrize(

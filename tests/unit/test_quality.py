@@ -18,6 +18,7 @@ from dragoman.pipelines.translation import Translator
 from tiny_translator import copying_translator, tiny_tokenizer
 
 ORDINARY = "The old man gives the green book to the little girl."
+SHORT = "The old man gives the green book."
 GERMAN = "Der alte Mann gibt dem kleinen Mädchen das grüne Buch."
 
 
@@ -100,7 +101,8 @@ def says(translator: Translator, *answers: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_ordinary_lines_have_no_flags(translator: Translator, profile: TrainingProfile) -> None:
     assert profile.languages == ("en",) and profile.length_ratio == 1
-    for text in (ORDINARY, "the new dog", "I just want 4 of these.", "Teresa Tarantino", "The green book\u00a0."):
+    normalized = ("The green\u00a0book\u2026", "Ｔhe green book.", "The green book\u00a0.")  # spaces, three periods, T
+    for text in (ORDINARY, "the new dog", "I just want 4 of these.", "Teresa Tarantino", *normalized):
         assert flags(translator, text) == ()
 
 
@@ -112,19 +114,15 @@ def test_long_lines(translator: Translator, profile: TrainingProfile) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [GERMAN, "Le vieil homme donne le livre vert.", "老人把书给了小女孩。", "Старик даёт книгу."]
-)
-def test_another_language(translator: Translator, text: str) -> None:
-    assert "language" in flags(translator, text)
-
-
-def test_a_text_of_too_few_letters_is_not_identified(translator: Translator) -> None:
-    assert "language" not in flags(translator, "gute Nacht!")
-    assert "language" in flags(translator, "gute Nacht, ihr alle!")
-
-
-def test_code_is_in_no_language(translator: Translator) -> None:
-    assert "language" not in flags(translator, "0x7f3a 48151623 --verbose 1.2.3 %d\\n")
+    ("text", "is_other"),
+    [
+        (GERMAN, True), ("Le vieil homme donne le livre vert.", True), ("老人把书给了小女孩。", True),
+        ("Старик даёт книгу.", True), ("gute Nacht, ihr alle!", True), ("gute Nacht!", False),  # too few letters
+        ("0x7f3a 48151623 --verbose 1.2.3 %d\\n", False),  # in no language
+    ],
+)  # fmt: skip
+def test_another_language(translator: Translator, text: str, is_other: bool) -> None:
+    assert ("language" in flags(translator, text)) is is_other
 
 
 def test_the_languages_of_a_text_include_those_it_is_taken_for() -> None:
@@ -144,11 +142,6 @@ def test_unknown_symbols_are_copied(translator: Translator, symbol: str) -> None
     for text in (f"The green {symbol} book.", f"{symbol} The book {symbol}", f"{symbol}5 {symbol} 7{symbol} dogs"):
         assert (translator.translate([text])[0].text, flags(translator, text)) == (text, ())
     assert flags(translator, f"The C{symbol} book of C{symbol}") == ("unknown_characters",)
-
-
-def test_normalized_characters_are_known(translator: Translator) -> None:
-    assert flags(translator, "The green\u00a0book\u2026") == ()  # a space, and three periods
-    assert flags(translator, "Ｔhe green book.") == ()
 
 
 @pytest.mark.parametrize("book", ["bo\u2060ok", "bo\u00adok", "\u2068book\u2069", "book―", "bo\u2011ok"])
@@ -190,7 +183,7 @@ def test_empty_input_is_not_empty_output(translator: Translator) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
-        (ORDINARY, "The old man gives the green book.", ("coverage",)),
+        *((indent + ORDINARY, SHORT, ("coverage",)) for indent in ("", " " * 40, "\t" * 40)),
         ("I just want 41 of these.", "I just want 47 of these.", ("numbers",)),
         ("I just want {these}, 41.", "I just want {those}, 42.", ("numbers",)),  # and {these} is put in
         (ORDINARY, "The old book to the man." * 4, ("repetition",)),
@@ -201,15 +194,6 @@ def test_faulty_output(
 ) -> None:
     says(translator, target, target, monkeypatch=monkeypatch)
     assert flags(translator, source) == expected
-
-
-@pytest.mark.parametrize("indent", ["", " " * 40, "\t" * 40])
-def test_coverage_does_not_depend_on_the_indentation(
-    translator: Translator, indent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = "The old man gives the green book."
-    says(translator, short, short, monkeypatch=monkeypatch)
-    assert flags(translator, indent + ORDINARY) == ("coverage",)
 
 
 def test_flags_of_sentences(translator: Translator) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +120,7 @@ def compare_architectures(names: list[str]) -> None:
 
 
 FEW = ["paper", "recurrent positions", "shaw", "decoder only", "encoder only", "vision"]
-
-
-@needs_gloo
-def test_architectures() -> None:
-    run_processes(2, compare_architectures, FEW)
+compare_few = partial(compare_architectures, FEW)
 
 
 @needs_gloo
@@ -140,11 +138,6 @@ def compare_optimizers() -> None:
             compare_with_one_process("modern", config, context, steps=2)
 
 
-@needs_gloo
-def test_every_optimizer_and_gradient_checkpointing() -> None:
-    run_processes(3, compare_optimizers)
-
-
 def use_no_positions() -> None:
     """The texts of one process have one token, so that their recurrent positions have no weights."""
     with connected() as context:
@@ -153,11 +146,6 @@ def use_no_positions() -> None:
             rows = [([4, 5], [6, 7])] if context.is_main else [([4], [6])]
             step.backward([collate(rows)], 0, 1.0)
             assert all(p.grad is not None for p in step.model.parameters()), config.parallel.kind
-
-
-@needs_gloo
-def test_positions_that_one_process_does_not_use_have_gradients_everywhere() -> None:
-    run_processes(2, use_no_positions)
 
 
 def skip_together() -> None:
@@ -184,11 +172,6 @@ def own(parameter: Tensor) -> Tensor:
     return parameter.detach().to_local()  # type: ignore[attr-defined, no-any-return]
 
 
-@needs_gloo
-def test_a_step_is_skipped_by_all_processes() -> None:
-    run_processes(2, skip_together)
-
-
 def measure_shares() -> None:
     """Weights, moments and averages are split: the sizes of all parts add up, and no part is much above its share."""
     with connected() as context:
@@ -203,8 +186,13 @@ def measure_shares() -> None:
 
 
 @needs_gloo
-def test_every_process_stores_its_share() -> None:
-    run_processes(3, measure_shares)
+@pytest.mark.parametrize(
+    ("size", "work"),
+    [(2, compare_few), (3, compare_optimizers), (2, use_no_positions), (2, skip_together), (3, measure_shares)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_split_training(size: int, work: Callable[[], None]) -> None:
+    run_processes(size, work)
 
 
 @pytest.mark.parametrize("model", ["lstm", "convolutional"])

@@ -42,12 +42,9 @@ def test_trees_over_several_lines(tmp_path: Path) -> None:
     assert [tag for tag, _ in found[0].leaves()] == ["NNP", "VBZ", "DT", "NN", "."]
 
 
-def test_functions_and_traces_are_taken_off(tmp_path: Path) -> None:
+def test_functions_and_traces_are_taken_off_and_spaces_that_are_no_blanks_stay(tmp_path: Path) -> None:
     found = tree("( (S-1 (NP-SBJ=2 (-NONE- *T*-1)) (VP (VBZ is) (-LRB- -LRB-) (NP|X (NN-x u00a0)))))", tmp_path)
     assert str(found) == "( (S (VP (VBZ is) (-LRB- -LRB-) (NP|X (NN u00a0)))))"
-
-
-def test_a_space_that_is_no_blank_stays_in_the_word(tmp_path: Path) -> None:
     assert tree("(NP (CD 1\u00a0000) (NN x\u2028y))", tmp_path).words() == ["1\u00a0000", "x\u2028y"]
 
 

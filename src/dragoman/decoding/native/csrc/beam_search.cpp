@@ -17,21 +17,15 @@ namespace {
 
 bool is_set(const int32_t* stop) { return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; }
 
-// Where the attention weights of each sentence begin.
-std::vector<int64_t> attention_offsets(const SearchRequest& request) {
-  std::vector<int64_t> offsets{0};
-  for (int i = 0; request.attention != nullptr && i < request.count; ++i) {
-    offsets.push_back(offsets.back() + row_length(request.sources, i) * request.limits[i]);
-  }
-  return offsets;
-}
-
 // Decode sentences of the scheduler in one worker until none is left, and return the peak use.
 // results: by sentence; each is written by one worker only.
 Usage search_worker(ModelRunner& runner, const SearchRequest& request, Scheduler& scheduler,
                     std::vector<std::vector<Hypothesis>>& results, const int32_t* stop) {
   const int beam = request.settings.beam;
-  const std::vector<int64_t> offsets = attention_offsets(request);
+  std::vector<int64_t> offsets{0};  // where the attention weights of each sentence begin
+  for (int i = 0; request.attention != nullptr && i < request.count; ++i) {
+    offsets.push_back(offsets.back() + row_length(request.sources, i) * request.limits[i]);
+  }
   std::map<int, Phrases> phrases;  // of the sentences being decoded
   std::vector<int> free_slots;  // source slots; slot p owns the target slots p * beam, ..., p * beam + beam - 1
   runner.reserve(scheduler.target_lengths, scheduler.source_lengths, scheduler.max_shortlist);

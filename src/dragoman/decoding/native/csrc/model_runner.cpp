@@ -17,6 +17,8 @@ ModelRunner::ModelRunner(const Model& model, ThreadPool& pool)
     : model_(model),
       h_(model.header()),
       pool_(pool),
+      q_size_(h_.n_heads * h_.d_head),
+      k_size_(h_.n_kv_heads * h_.d_head),
       group_size_(h_.n_heads / h_.n_kv_heads),
       self_cache_(h_.fp16 != 0),
       cross_cache_(h_.fp16 != 0),
@@ -202,16 +204,28 @@ void ModelRunner::encode(const int32_t* tokens, const int32_t* lengths, const in
     sublayer(layer.ffn_norm, rows, [&](const float* in) { feed_forward(layer, in, rows); });
   }
   if (model_.encoder.final_norm.present) normalize_rows(model_.encoder.final_norm, x, x, rows);
-  fill_cross_cache(lengths, source_slots, count, rows);
+  // Project the encoder output in x_ to the cross-attention keys and values of every decoder layer.
+  const int width = model_.cross_kv_width();
+  float* kv = projected_.reserve(times(rows, width));
+  for (int layer = 0; layer < h_.decoder_layers; ++layer) {
+    linear(model_.decoder.layers[static_cast<size_t>(layer)].cross_kv, x_.data(), rows, kv);
+    for (int i = 0, row = 0; i < count; ++i) {
+      for (int p = 0; p < lengths[i]; ++p, ++row) {
+        for (int head = 0; head < h_.n_kv_heads; ++head) {
+          const float* key = kv + times(row, width) + head * h_.d_head;
+          cross_cache_.append(cross_cache_.head_offset(source_slots[i], layer, head), key, key + k_size_, p);
+        }
+      }
+    }
+  }
+  for (int i = 0; i < count; ++i) source_lengths_[static_cast<size_t>(source_slots[i])] = lengths[i];
 }
 
 // Self-attention of all sources, one source after the other: keys and values of one source fit into a processor cache.
 void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float* in, const int32_t* lengths, int count,
                                          int rows) {
   const int width = layer.qkv.outputs;
-  const int q_size = h_.n_heads * h_.d_head;
-  const int k_size = h_.n_kv_heads * h_.d_head;
-  const int context_width = layer.self_out.inputs;  // q_size padded
+  const int context_width = layer.self_out.inputs;  // q_size_ padded
   float* qkv = projected_.reserve(times(rows, width));
   linear(layer.qkv, in, rows, qkv);
   float* context = context_.reserve(times(rows, context_width));
@@ -220,13 +234,13 @@ void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float*
       float* row = qkv + times(first + p, width);
       rotate(row, p);
       for (int head = 0; head < h_.n_kv_heads; ++head) {
-        const float* key = row + q_size + head * h_.d_head;
-        encoder_cache_.append(encoder_cache_.head_offset(0, 0, head), key, key + k_size, p);
+        const float* key = row + q_size_ + head * h_.d_head;
+        encoder_cache_.append(encoder_cache_.head_offset(0, 0, head), key, key + k_size_, p);
       }
-      std::fill(context + times(first + p, context_width) + q_size, context + times(first + p + 1, context_width),
+      std::fill(context + times(first + p, context_width) + q_size_, context + times(first + p + 1, context_width),
                 0.0f);
     }
-    pool_.parallel_for(h_.n_heads, double{2} * lengths[i] * lengths[i] * q_size, [&](int part, int begin, int end) {
+    pool_.parallel_for(h_.n_heads, double{2} * lengths[i] * lengths[i] * q_size_, [&](int part, int begin, int end) {
       for (int head = begin; head < end; ++head) {
         const size_t kv_head = encoder_cache_.head_offset(0, 0, head / group_size_);
         const int most = model_.encoder.position_bias == nullptr ? KVCache::MAX_QUERIES : 1;  // each has a bias
@@ -241,25 +255,6 @@ void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float*
     });
   }
   linear(layer.self_out, context, rows, x_.data(), true);
-}
-
-// Project the encoder output in x_ to the cross-attention keys and values of every decoder layer.
-void ModelRunner::fill_cross_cache(const int32_t* lengths, const int32_t* source_slots, int count, int rows) {
-  const int width = model_.cross_kv_width();
-  const int k_size = h_.n_kv_heads * h_.d_head;
-  float* kv = projected_.reserve(times(rows, width));
-  for (int layer = 0; layer < h_.decoder_layers; ++layer) {
-    linear(model_.decoder.layers[static_cast<size_t>(layer)].cross_kv, x_.data(), rows, kv);
-    for (int i = 0, row = 0; i < count; ++i) {
-      for (int p = 0; p < lengths[i]; ++p, ++row) {
-        for (int head = 0; head < h_.n_kv_heads; ++head) {
-          const float* key = kv + times(row, width) + head * h_.d_head;
-          cross_cache_.append(cross_cache_.head_offset(source_slots[i], layer, head), key, key + k_size, p);
-        }
-      }
-    }
-  }
-  for (int i = 0; i < count; ++i) source_lengths_[static_cast<size_t>(source_slots[i])] = lengths[i];
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -289,16 +284,14 @@ GemmInput ModelRunner::hidden_states() { return gemm_input(model_.output, x_.dat
 void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in,
                                          const StepRow* rows, int count, bool is_prompt) {
   const int width = layer.qkv.outputs;
-  const int q_size = h_.n_heads * h_.d_head;
-  const int k_size = h_.n_kv_heads * h_.d_head;
-  const int context_width = layer.self_out.inputs;  // q_size padded
+  const int context_width = layer.self_out.inputs;  // q_size_ padded
   float* qkv = projected_.reserve(times(count, width));
   linear(layer.qkv, in, count, qkv);
   float* context = context_.reserve(times(count, context_width));
   double positions = 0;
   for (int r = 0; r < count; ++r) {
     rotate(qkv + times(r, width), rows[r].position);
-    std::fill(context + times(r, context_width) + q_size, context + times(r + 1, context_width), 0.0f);
+    std::fill(context + times(r, context_width) + q_size_, context + times(r + 1, context_width), 0.0f);
     positions += rows[r].position + 1;
   }
   // One iteration per row and key/value head.
@@ -306,11 +299,11 @@ void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_in
     return self_cache_.head_offset(rows[i / h_.n_kv_heads].target_slot, layer_index, i % h_.n_kv_heads);
   };
   const auto append = [&](int i) {
-    const float* key = qkv + times(i / h_.n_kv_heads, width) + q_size + i % h_.n_kv_heads * h_.d_head;
-    self_cache_.append(kv_head(i), key, key + k_size, rows[i / h_.n_kv_heads].position);
+    const float* key = qkv + times(i / h_.n_kv_heads, width) + q_size_ + i % h_.n_kv_heads * h_.d_head;
+    self_cache_.append(kv_head(i), key, key + k_size_, rows[i / h_.n_kv_heads].position);
   };
   for (int i = 0; is_prompt && i < count * h_.n_kv_heads; ++i) append(i);  // later rows attend to earlier ones
-  pool_.parallel_for(count * h_.n_kv_heads, 2 * positions * q_size, [&](int part, int begin, int end) {
+  pool_.parallel_for(count * h_.n_kv_heads, 2 * positions * q_size_, [&](int part, int begin, int end) {
     for (int i = begin; i < end; ++i) {
       const int r = i / h_.n_kv_heads;
       const int group = i % h_.n_kv_heads;
@@ -350,8 +343,7 @@ void ModelRunner::decoder_ssru(const LayerWeights& layer, int layer_index, const
 
 void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
                                   int count) {
-  const int q_size = h_.n_heads * h_.d_head;
-  const int context_width = layer.cross_out.inputs;  // q_size padded
+  const int context_width = layer.cross_out.inputs;  // q_size_ padded
   float* q = projected_.reserve(times(count, context_width));
   linear(layer.cross_q, in, count, q);
   float* context = context_.reserve(times(count, context_width));
@@ -359,7 +351,7 @@ void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, co
   bool returns_attention = false;
   for (int r = 0; r < count; ++r) {
     returns_attention = returns_attention || rows[r].attention != nullptr;
-    std::fill(context + times(r, context_width) + q_size, context + times(r + 1, context_width), 0.0f);
+    std::fill(context + times(r, context_width) + q_size_, context + times(r + 1, context_width), 0.0f);
     positions += source_lengths_[static_cast<size_t>(rows[r].source_slot)];
   }
   // Consecutive rows with the same source, the hypotheses of a sentence, are one group.
@@ -376,7 +368,7 @@ void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, co
     return cross_cache_.head_offset(row.source_slot, layer_index, i % h_.n_heads / group_size_);
   };
   // All heads of a row add to the same attention weights: cost 0 keeps them on one thread.
-  const double cost = returns_attention ? 0.0 : 2 * positions * q_size;
+  const double cost = returns_attention ? 0.0 : 2 * positions * q_size_;
   pool_.parallel_for(groups * h_.n_heads, cost, [&](int part, int begin, int end) {
     float* scores = scores_.data() + times(part, scores_size_);
     for (int i = begin; i < end; ++i) {

@@ -82,7 +82,6 @@ class ModelRunner {
   void rotate(float* qkv, int position) const;
   const float* position_bias(const StackWeights& stack, int head, int query_position) const;
   void encoder_self_attention(const LayerWeights& layer, const float* in, const int32_t* lengths, int count, int rows);
-  void fill_cross_cache(const int32_t* lengths, const int32_t* source_slots, int count, int rows);
   void decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
                               int count, bool is_prompt);
   float* cell(int target_slot, int layer_index) const;
@@ -92,6 +91,7 @@ class ModelRunner {
   const Model& model_;
   const Header& h_;
   ThreadPool& pool_;
+  int q_size_, k_size_;                  // sizes of the queries and of the keys of a row
   int group_size_;                       // query heads per key/value head
   int scores_size_ = KV_BLOCK;           // positions per thread in scores_
   int rows_ = 0;                         // of the last step

@@ -22,32 +22,10 @@ Scheduler::Scheduler(const Model& model, const SearchRequest& request, int worke
   }
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return cost(a).bytes > cost(b).bytes; });
-  size_slots(request);
-}
-
-int Scheduler::next(const Usage& in_use) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (next_ == order_.size()) return -1;
-  const int sentence = order_[next_];
-  Usage total = in_use;
-  total += cost(sentence);
-  const bool over_budget =
-      total.rows > budget_.rows || total.source_tokens > budget_.source_tokens || total.bytes > budget_.bytes;
-  if (in_use.rows > 0 && over_budget) return -1;
-  ++next_;
-  return sentence;
-}
-
-void Scheduler::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  next_ = order_.size();
-}
-
-// A worker uses slot p only while slots 0, ..., p - 1 are in use.  At that moment p sentences that were admitted
-// earlier, and therefore need at least as much memory, are active.  So the sentence is at least the p-th in order, and
-// p + 1 sentences of its size fit into the memory.  The slot gets the size of the first sentence that meets both
-// conditions; later ones need less memory.
-void Scheduler::size_slots(const SearchRequest& request) {
+  // A worker uses slot p only while slots 0, ..., p - 1 are in use.  At that moment p sentences that were admitted
+  // earlier, and therefore need at least as much memory, are active.  So the sentence is at least the p-th in order,
+  // and p + 1 sentences of its size fit into the memory.  The slot gets the size of the first sentence that meets
+  // both conditions; later ones need less memory.
   const size_t count = order_.size();
   // Maxima over the i-th and all following sentences.
   std::vector<int> max_limit(count);
@@ -71,6 +49,24 @@ void Scheduler::size_slots(const SearchRequest& request) {
     target_lengths.insert(target_lengths.end(), static_cast<size_t>(request.settings.beam), max_limit[first]);
     source_lengths.push_back(max_source[first]);
   }
+}
+
+int Scheduler::next(const Usage& in_use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (next_ == order_.size()) return -1;
+  const int sentence = order_[next_];
+  Usage total = in_use;
+  total += cost(sentence);
+  const bool over_budget =
+      total.rows > budget_.rows || total.source_tokens > budget_.source_tokens || total.bytes > budget_.bytes;
+  if (in_use.rows > 0 && over_budget) return -1;
+  ++next_;
+  return sentence;
+}
+
+void Scheduler::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  next_ = order_.size();
 }
 
 }  // namespace dragoman

@@ -28,8 +28,6 @@ class Scheduler {
   int max_shortlist = 0;            // tokens of the largest shortlist
 
  private:
-  void size_slots(const SearchRequest& request);
-
   const Usage budget_;  // per worker
   std::vector<Usage> costs_;
   std::vector<int> lengths_;  // positions of each target

@@ -57,24 +57,19 @@ def usable_cores(root: str | Path = "/") -> int:
     /sys.
     """
     limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
-    limits += _cgroup_quotas(Path(root))
+    for mount, group in _cgroups(Path(root)):
+        for folder in (mount / group, *(mount / ancestor for ancestor in group.parents)):
+            quota, period = _two_integers(folder / "cpu.max")
+            if quota is None:  # version 1 of control groups
+                quota, _ = _two_integers(folder / "cpu.cfs_quota_us")
+                period, _ = _two_integers(folder / "cpu.cfs_period_us")
+            if quota is not None and period is not None and quota > 0 and period > 0:
+                limits.append(-(-quota // period))
     # The variable may hold a list with one value per level of nested parallelism; the outermost level applies.
     omp = re.fullmatch(r"\s*([0-9]{1,9})\s*", os.environ.get("OMP_NUM_THREADS", "").split(",")[0], re.ASCII)
     if omp and int(omp[1]) > 0:
         limits.append(int(omp[1]))
     return max(1, min(limits))
-
-
-def _cgroup_quotas(root: Path) -> Iterator[int]:
-    """Yield the quotas, in cores, of the process's control group and its ancestors, in cgroup versions 1 and 2."""
-    for mount, group in _cgroups(root):
-        for folder in (mount / group, *(mount / ancestor for ancestor in group.parents)):
-            quota, period = _two_integers(folder / "cpu.max")
-            if quota is None:
-                quota, _ = _two_integers(folder / "cpu.cfs_quota_us")
-                period, _ = _two_integers(folder / "cpu.cfs_period_us")
-            if quota is not None and period is not None and quota > 0 and period > 0:
-                yield -(-quota // period)
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, Path]]:

@@ -5,8 +5,6 @@ chunks are kept on disk until their shard is complete.  A chunk is translated in
 bytes depend only on the model, the settings and its lines, not on the worker or on interruptions.
 """
 
-from __future__ import annotations
-
 from dragoman.bulk.run import Summary, translate_bulk
 from dragoman.bulk.work import Job
 

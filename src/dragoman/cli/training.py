@@ -136,13 +136,28 @@ def _train_here(plan: Config | Sequence[Stage], run: Path, quiet: bool, title: s
 
 
 def _end(document: Config, result: TrainResult, run: Path, reporter: RichReporter) -> None:
-    """Report the end of a training; score the test set unless it was interrupted."""
+    """Report the end of a training, and a machine slower than 'dragoman new' expected; score the test set.
+
+    An interrupted training is not scored.
+    """
+    from dragoman.training.progress import expected_share
+
     if result.interrupted:
         reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {_own_command()}")
         raise typer.Exit(130)
     if document.data.kind == "parallel" and document.data.test is not None:
         _log_test_scores(document, result.run, reporter)
-    _report_end(document, result, reporter)
+    progress, share = result.progress, expected_share(document.train, result.progress)
+    steps = f"{result.epochs:.1f} epochs, {progress.step:,} steps"
+    if share < _SHORTFALL:
+        steps += f" ({100 * share:.0f} % of the expected {progress.step / share:,.0f})"
+    reporter.result(f"done: {result.run}: {steps}, {progress.seconds / 60:.1f} min")
+    if share < _SHORTFALL:
+        minutes = math.ceil(document.train.budget.amount / share / 60)
+        reporter.warn(
+            "the machine was slower than 'dragoman new' measured, probably because other programs were running; to "
+            f"continue the training: {_own_command(f'train.budget={minutes} min')}"
+        )
     reporter.log(f"to use the model: {document.data.about.command} {shlex.quote(str(run))}")
 
 
@@ -238,23 +253,6 @@ def interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
         if reporter is not None:
             reporter.result(f"interrupted; {saved} with: {_own_command()}")
         raise typer.Exit(130) from None
-
-
-def _report_end(document: Config, result: TrainResult, reporter: RichReporter) -> None:
-    """Report epochs, steps and time, and whether the machine was slower than 'dragoman new' expected."""
-    from dragoman.training.progress import expected_share
-
-    progress, share = result.progress, expected_share(document.train, result.progress)
-    steps = f"{result.epochs:.1f} epochs, {progress.step:,} steps"
-    if share < _SHORTFALL:
-        steps += f" ({100 * share:.0f} % of the expected {progress.step / share:,.0f})"
-    reporter.result(f"done: {result.run}: {steps}, {progress.seconds / 60:.1f} min")
-    if share < _SHORTFALL:
-        minutes = math.ceil(document.train.budget.amount / share / 60)
-        reporter.warn(
-            "the machine was slower than 'dragoman new' measured, probably because other programs were running; to "
-            f"continue the training: {_own_command(f'train.budget={minutes} min')}"
-        )
 
 
 def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> None:

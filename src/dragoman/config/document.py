@@ -89,7 +89,24 @@ class Config(Section):
 
     def _problems(self, stored: bool) -> Iterator[str]:
         yield from self._model_problems()
-        yield from self._other_problems()
+        kind, about, metric = self.data.kind, self.data.about, self.train.metric
+        if metric not in (*about.metrics, *ADDED_METRICS.get(kind, ())):
+            accepted = ", ".join(about.metrics)
+            yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {accepted}'
+        of_pairs = {
+            "search.split_sentences": self.search.split_sentences != "auto",
+            "search.tag": self.search.tag is not None,
+            "tokenizer.tags": bool(self.tokenizer.tags),
+        }
+        for key, given in of_pairs.items():
+            if given and not (kind == "parallel" or (key == "search.split_sentences" and self.data.translates)):
+                yield f'{key} has no effect on data of kind "{kind}"; remove it'
+        for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
+            if side and side.sampling and (side.kind == "char" or not about.samples):
+                yield f"{key}.sampling has no effect on characters, running text or images; remove it"
+        for key, is_set in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
+            if is_set and not about.two_sided:
+                yield f'tokenizer.{key} has no effect on data of kind "{kind}", which has one side; remove it'
         yield from self._training_problems()
         if not stored:
             yield from self._problems_of_new()
@@ -133,27 +150,6 @@ class Config(Section):
                 f"{key} is {available}, but up to {longest} positions are needed: the longest example kept in training"
                 f"{' plus search.max_extra' if extra else ''}; {advice}"
             )
-
-    def _other_problems(self) -> Iterator[str]:
-        """Yield what makes [train] and [tokenizer] incompatible with [data]."""
-        kind, about, metric = self.data.kind, self.data.about, self.train.metric
-        if metric not in (*about.metrics, *ADDED_METRICS.get(kind, ())):
-            accepted = ", ".join(about.metrics)
-            yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {accepted}'
-        of_pairs = {
-            "search.split_sentences": self.search.split_sentences != "auto",
-            "search.tag": self.search.tag is not None,
-            "tokenizer.tags": bool(self.tokenizer.tags),
-        }
-        for key, given in of_pairs.items():
-            if given and not (kind == "parallel" or (key == "search.split_sentences" and self.data.translates)):
-                yield f'{key} has no effect on data of kind "{kind}"; remove it'
-        for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
-            if side and side.sampling and (side.kind == "char" or not about.samples):
-                yield f"{key}.sampling has no effect on characters, running text or images; remove it"
-        for key, is_set in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
-            if is_set and not about.two_sided:
-                yield f'tokenizer.{key} has no effect on data of kind "{kind}", which has one side; remove it'
 
     def _training_problems(self) -> Iterator[str]:
         """Yield what makes computing layers twice, splitting weights over processes, LoRA or added words impossible."""
@@ -338,7 +334,14 @@ def parse_config(
         raise ConfigError(where, [f"{shown(document)} is not a configuration; accepted: a table of sections"])
     set_default_kinds(document, model=not init_from)
     problems = apply_overrides(document, overrides)
-    problems += _expand_preset(document)
+    model = document.get("model")
+    if isinstance(model, dict) and "preset" in model:  # replaced by its keys, unless the document sets them
+        name = model["preset"]
+        known = isinstance(name, str) and name in PRESETS
+        document["model"] = {**(PRESETS[name] if known else {}), **{k: v for k, v in model.items() if k != "preset"}}
+        if not known:
+            near = nearest(name, PRESETS) if isinstance(name, str) else ""
+            problems.append(f"model.preset = {shown(name)}{near}; accepted: {', '.join(PRESETS)}")
     if init_from is not None:
         problems += _complete(document, init_from, run)
     try:
@@ -475,20 +478,6 @@ def _described(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}, indexed from 0"
     return f"a value ({shown(value)}), not a section"
-
-
-def _expand_preset(document: dict[str, Any]) -> list[str]:
-    """Replace `model.preset` by its keys, unless the document sets them; return the problems."""
-    model = document.get("model")
-    if not isinstance(model, dict) or "preset" not in model:
-        return []
-    name = model["preset"]
-    known = isinstance(name, str) and name in PRESETS
-    document["model"] = {**(PRESETS[name] if known else {}), **{k: v for k, v in model.items() if k != "preset"}}
-    if known:
-        return []
-    near = nearest(name, PRESETS) if isinstance(name, str) else ""
-    return [f"model.preset = {shown(name)}{near}; accepted: {', '.join(PRESETS)}"]
 
 
 # ------------------------------------------------------------------------------------------------------ train.init_from

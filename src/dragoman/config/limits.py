@@ -5,8 +5,6 @@ published or useful: larger values are typos or exhaust the memory or time of an
 limits may still be too large for a given machine; training estimates the memory before it starts.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

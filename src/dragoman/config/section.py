@@ -119,7 +119,6 @@ _UNITS: dict[str, tuple[Literal["seconds", "steps", "epochs", "tokens"], float]]
     **dict.fromkeys(("h", "hour", "hours"), ("seconds", 3600.0)),
     **{name: (unit, 1.0) for unit in ("steps", "epochs", "tokens") for name in (unit, unit[:-1])},
 }
-_FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class Duration(Section):
@@ -163,7 +162,7 @@ def _duration(value: Any, info: ValidationInfo) -> Any:
     if name.lower() not in _UNITS:
         raise ValueError(f"no unit {clip(name, 20)!r}{nearest(name, _UNITS)}; {accepted}")
     unit, scale = _UNITS[name.lower()]
-    amount = float(number) * _FACTORS[factor] * scale
+    amount = float(number) * {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[factor] * scale
     if is_stored(info) and 0 < amount < math.inf:
         return Duration(amount=amount, unit=unit)
     if not _LEAST[unit] <= amount <= _MOST[unit]:

@@ -38,7 +38,6 @@ from dragoman.io.reading import COPY_AGAIN, as_path, read_json
 
 _RESERVED = ("prepared", "checkpoints", "tensorboard", "best", "last", "average", "stage")
 """Names in a run folder."""
-_BY_LANGUAGE = (".tmx", ".zip")
 
 
 def _name(value: str) -> str:
@@ -418,7 +417,7 @@ def reverse(document: dict[str, Any]) -> None:
                 continue
             _exchange(corpus, "source", "target")
             path = str(corpus.get("path", STAGE_REFERENCE))
-            by_language = path.startswith(STAGE_REFERENCE) or any(part in path for part in _BY_LANGUAGE)
+            by_language = path.startswith(STAGE_REFERENCE) or any(part in path for part in (".tmx", ".zip"))
             if not by_language or corpus.keys() & {"source_key", "target_key"}:
                 corpus.setdefault("source_key", 0)
                 corpus.setdefault("target_key", 1)

@@ -154,9 +154,6 @@ class LanguageCheck:
             return True
         if not self._identified or sum(word in self._own_words for word in words) >= _MIN_WORDS:
             return False
-        return self._is_identified_as_another(text)
-
-    def _is_identified_as_another(self, text: str) -> bool:
         if len("".join(filter(str.isalpha, text)).encode()) < MIN_BYTES:
             return False
         best, own = 0.0, 0.0

@@ -54,7 +54,6 @@ _QUARTER_WORDS = {
 }  # fmt: skip
 """Words for a half or a quarter; for other languages, every text is assumed to have one."""
 _DECADE = re.compile("(?:1[89]|20)[1-9]0")
-_ROMAN = ((40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
 
 
 def has_words(text: str) -> bool:
@@ -208,7 +207,9 @@ def _is_spelled(number: str, text: str, folded: str, language: str | None) -> bo
         return True
     if _DECADE.fullmatch(number) and _is_spelled(number[2:], text, folded, language):
         return True  # the eighties
-    roman = _roman(int(number)) if len(number) < 3 and 0 < int(number) < 50 else ""
+    roman, rest = "", int(number) if len(number) < 3 and int(number) < 50 else 0
+    for value, digits in ((40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I")):
+        roman, rest = roman + digits * (rest // value), rest % value
     return bool(roman) and re.search(rf"\b{roman}(?:er?|ère|ème|th|st|nd|rd)?\b", text) is not None
 
 
@@ -246,11 +247,3 @@ def _speller(language: str | None) -> Any:
         return RbnfEngine.for_language(re.split(r"[-_]", language.casefold())[0])
     except ValueError:
         return None
-
-
-def _roman(number: int) -> str:
-    text = ""
-    for value, digits in _ROMAN:
-        text += digits * (number // value)
-        number %= value
-    return text

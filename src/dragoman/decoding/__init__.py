@@ -1,7 +1,5 @@
 """Greedy search, beam search and sampling over any source of log-probabilities."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from dragoman.decoding.search_types import Hypothesis, SearchSettings, length_penalty

@@ -1,7 +1,5 @@
 """Documents in, translated documents out: text is translated, everything else stays as it is."""
 
-from __future__ import annotations
-
 from dragoman.documents.formats import FORMATS, SUFFIXES, Format
 from dragoman.documents.translation import (
     DocumentReport,

@@ -147,7 +147,6 @@ _PAIRS = {"1:g", "1:mrk", "2:pc", "2:mrk"}
 _OPENING = {"1:bpt": ("rid", "id"), "1:bx": ("rid", "id"), "2:sc": ("id",), "2:sm": ("id",)}
 _CLOSING = {"1:ept": ("rid", "id"), "1:ex": ("rid", "id"), "2:ec": ("startRef",), "2:em": ("startRef",)}
 _STATE = re.compile(rb"\sstate(?:-qualifier)?\s*=\s*(?:\"[^\"]*\"|'[^']*')")
-_OPEN_STATES = {"new", "needs-translation"}
 _MACHINE = b' state="needs-review-translation" state-qualifier="mt-suggestion"'
 
 
@@ -163,7 +162,7 @@ class _Unit(NamedTuple):
         """Whether there is a text without a translation; a target in the state "new" is a copy of the source."""
         target = self.target
         is_missing = target is None or not (target.text.strip() or [*target.nodes])
-        is_new = target is not None and target.attributes.get("state") in _OPEN_STATES
+        is_new = target is not None and target.attributes.get("state") in {"new", "needs-translation"}
         return bool(self.source.text.strip()) and (is_missing or is_new)
 
 

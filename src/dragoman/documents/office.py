@@ -28,7 +28,6 @@ PREFIXES = {
 }
 """Namespaces of the transitional and the strict variant."""
 
-_PARAGRAPHS = {"w:p", "a:p", "x:si", "x:is"}
 _RUNS, _PROPERTIES, _TEXTS = {"w:r", "a:r", "x:r"}, {"w:rPr", "a:rPr", "x:rPr"}, {"w:t", "a:t", "x:t"}
 _CONTAINERS = {"w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:customXml", "w:dir", "w:bdo", "w:sdt"}
 _BREAKS = {"w:br", "w:cr", "w:tab", "w:ptab", "a:br"}
@@ -71,7 +70,7 @@ class _Format:
 
 def paragraphs(root: Node) -> Iterator[Node]:
     """Yield the paragraphs of a document that are not empty, also those in text boxes inside other paragraphs."""
-    return (node for node in root.iter() if node.name in _PARAGRAPHS and node.children)
+    return (node for node in root.iter() if node.name in {"w:p", "a:p", "x:si", "x:is"} and node.children)
 
 
 class Paragraph:
@@ -248,7 +247,6 @@ _KINDS = {
     "xlsx": {"sharedStrings+xml", "worksheet+xml", "drawing+xml", *_DRAWN},
 }
 """Members that are translated: not the masters and layouts of slides."""
-_FIELD_NAMES = {"x:tableColumn", "x:cacheField"}
 
 
 def translate_office(data: bytes, translator: DocumentTranslator, format: str) -> bytes:
@@ -274,7 +272,7 @@ def translate_office(data: bytes, translator: DocumentTranslator, format: str) -
             for name, kind in types.items()
             if kind in ("table+xml", "pivotCacheDefinition+xml") and name in archive
             for node in archive.edit(name, PREFIXES)[0].iter()
-            if node.name in _FIELD_NAMES
+            if node.name in {"x:tableColumn", "x:cacheField"}
         }
         texts = [plain_text(part.segment) for part in parts]
         parts = [part for part, text in zip(parts, texts, strict=True) if text not in kept and not is_identifier(text)]
@@ -308,9 +306,7 @@ _ODT_PREFIXES = {
 }  # fmt: skip
 _MIME = b"application/vnd.oasis.opendocument.text"
 _PARTS = ("content.xml", "styles.xml")
-_ODT_PARAGRAPHS = {"text:p", "text:h"}
 _PAIRS = {"text:span", "text:a", "text:meta"}
-_ODT_BREAKS = {"text:line-break", "text:tab"}
 _KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:forms"}
 """Elements whose paragraphs are not part of the text: comments and deleted text."""
 
@@ -331,7 +327,7 @@ def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
     for name in _PARTS:
         if name in archive:
             root, edits = archive.edit(name, _ODT_PREFIXES)
-            nodes = (node for node in root.iter(_has_no_text) if node.name in _ODT_PARAGRAPHS)
+            nodes = (node for node in root.iter(_has_no_text) if node.name in {"text:p", "text:h"})
             paragraphs += [Inline(node, edits, _role, collapse=True) for node in nodes]
     translator.translate_blocks(paragraphs)
     return archive.edited()
@@ -348,4 +344,4 @@ def _has_no_text(node: Node) -> bool:
 def _role(node: Node) -> Role:
     if node.name in _PAIRS:
         return Role("pair")
-    return Role("break" if node.name in _ODT_BREAKS else "empty")
+    return Role("break" if node.name in {"text:line-break", "text:tab"} else "empty")

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dragoman.pipelines.lines import FlaggedText
     from dragoman.pipelines.translation import Translator
 
-_ARCHIVES = {"docx", "pptx", "xlsx", "odt", "epub"}
 _MAX_FILE = 256 << 20
 
 
@@ -166,7 +165,7 @@ def translate_document(
 
 def estimated_characters(data: bytes, format: str) -> int:
     """Return about the number of characters of the text of a document, which is not read: an eighth of its XML."""
-    return decompressed_size(data) // 8 if format in _ARCHIVES else len(data)
+    return decompressed_size(data) // 8 if format in {"docx", "pptx", "xlsx", "odt", "epub"} else len(data)
 
 
 def document_text(data: bytes, format: str, characters: int = 4000) -> str:

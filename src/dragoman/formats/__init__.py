@@ -1,3 +1,1 @@
 """Export of models to the formats of other programs and import of public checkpoints, with parity reports."""
-
-from __future__ import annotations

@@ -139,7 +139,16 @@ def specification(network: Network, config: ModelConfig, source: Sequence[str], 
         spec.register_vocabulary(list(target))
     for stack_spec, stack in stacks:
         stack_spec.scale_embeddings = config.scale_embeddings  # by sqrt(D), as ours
-        _fill_positions(stack_spec, stack, config)
+        # Copy what is a table or a number in CTranslate2, but not a parameter of ours.
+        positions = stack.positions
+        if config.position.kind in ("none", "sinusoidal", "learned"):
+            count = config.position.max_len if isinstance(config.position, LearnedPosition) else _TABLE
+            rows, _ = positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)
+            stack_spec.position_encodings.encodings = _numbers(rows[0])
+        if isinstance(positions, T5):
+            for layer in stack_spec.layer:
+                distance = np.dtype("int32").type(positions.max_distance)
+                layer.self_attention.relative_attention_max_distance = distance
     for name, tensor in _variables(network, config, (len(source), len(target))).items():
         _set_variable(spec, name, tensor)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (target[i] for i in (UNK, BOS, EOS))
@@ -170,21 +179,6 @@ def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
         rotated = int(config.d_head * config.position.fraction)
         shape |= {"rotary_dim": rotated, "rotary_interleave": True, "rotary_base": config.position.base}
     return shape
-
-
-def _fill_positions(
-    spec: Any, stack: Encoder | Decoder | DecoderOnly, config: TransformerConfig | DecoderOnlyConfig
-) -> None:
-    """Copy what is a table or a number in CTranslate2, but not a parameter of ours."""
-    positions = stack.positions
-    if config.position.kind in ("none", "sinusoidal", "learned"):
-        count = config.position.max_len if isinstance(config.position, LearnedPosition) else _TABLE
-        rows, _ = positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)
-        spec.position_encodings.encodings = _numbers(rows[0])
-    if isinstance(positions, T5):
-        for layer in spec.layer:
-            distance = np.dtype("int32").type(positions.max_distance)
-            layer.self_attention.relative_attention_max_distance = distance
 
 
 def _variables(

@@ -21,7 +21,6 @@ from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, Tokenizer
 from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END
 
-_SENTENCEPIECE = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
 _KEYS = {"d_key": "key_size", "d_value": "d_head"}
 """Settings with a default that follows from others -> the property that has it."""
 
@@ -134,7 +133,7 @@ def tokenizer_reasons(program: str, tokenizer: Tokenizer, source_ends: Sequence[
     without_end = files.get(LANGUAGES_FILE) == NO_SOURCE_END.file()
     if without_end:
         del files[LANGUAGES_FILE]
-    others = sorted(files.keys() - _SENTENCEPIECE)
+    others = sorted(files.keys() - {"tokenizer.model", "source.model", "target.model", "pieces.json"})
     reasons = [f"tokenizer with {', '.join(others)}; {program} supports sentencepiece"] if others else []
     if without_end and False not in source_ends:
         reasons.append(f"sources without the end of sentence; the export to {program} supports sources with it")

@@ -28,9 +28,6 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.record import Change, Recording, replace, tap_names
 from dragoman.pipelines.translation import Translator
 
-_TIME_AXES = ("position", "query", "key")
-
-
 # ------------------------------------------------------------------------------------------------------- interventions
 
 
@@ -105,7 +102,7 @@ def _patch(name: str, recording: Recording, positions: Sequence[int] | None) -> 
     if len(calls) > 1:
         raise UsageError(f"{name} was recorded in {len(calls)} calls, one per position; patch it without positions")
     new, axes = recording.joined(name), recording.axes[name]
-    dim = next((i for i, axis in enumerate(axes) if axis in _TIME_AXES), None)
+    dim = next((i for i, axis in enumerate(axes) if axis in ("position", "query", "key")), None)
     if dim is None:
         raise UsageError(f"{name} has no positions (axes: {', '.join(axes)}); patch it without positions")
 

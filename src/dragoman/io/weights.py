@@ -175,20 +175,6 @@ def _tensor_entries(header: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"its header: {error}") from None
 
 
-def _view(content: bytearray, start: int, entry: dict[str, Any]) -> Tensor:
-    """Return one tensor as a view of `content`, whose tensors begin at `start`; a copy if it is not aligned."""
-    import torch
-
-    name, size = _DTYPES[entry["dtype"]]
-    dtype, shape = getattr(torch, name), entry["shape"]
-    begin, end = (start + offset for offset in entry["data_offsets"])
-    if begin == end:
-        return torch.empty(shape, dtype=dtype)
-    if begin % size:  # never in a file written by the safetensors library
-        content, begin, end = content[begin:end], 0, end - begin
-    return torch.frombuffer(content, dtype=dtype, count=(end - begin) // size, offset=begin).reshape(shape)
-
-
 class TensorFile(Mapping[str, "Tensor"]):
     """A safetensors file whose tensors, or some of their rows, are read whenever they are used."""
 
@@ -217,6 +203,8 @@ class TensorFile(Mapping[str, "Tensor"]):
 
     def rows(self, name: str, begin: int = 0, end: int | None = None) -> Tensor:
         """Return the rows from `begin` to `end` of a tensor, or the whole tensor; a copy.  Raises ModelFolderError."""
+        import torch
+
         entry = self._entries[name]
         offset, after = entry["data_offsets"]
         shape = list(entry["shape"])
@@ -229,7 +217,8 @@ class TensorFile(Mapping[str, "Tensor"]):
             if missing := _fill(file, content):
                 raise ValueError(f"it has become shorter by {missing:,} bytes")
             _to_little_endian(content, _DTYPES[entry["dtype"]][1])
-            return _view(content, 0, {**entry, "shape": shape, "data_offsets": [0, len(content)]})
+            dtype = getattr(torch, _DTYPES[entry["dtype"]][0])
+            return (torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)).reshape(shape)
 
 
 def write_tensors(path: Path, shapes: Mapping[str, Tensor], parts: Iterable[Tensor]) -> str:

@@ -36,7 +36,6 @@ _UNTOUCHED = frozenset({
 })  # fmt: skip
 _RAW_TEXT = frozenset({"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"})
 """Elements whose content has no tags."""
-_ATTRIBUTES = ("alt", "title", "placeholder")
 
 # Possessive quantifiers of single characters only: of groups, they match wrongly before Python 3.11.5.
 _S = r" \t\n\f\r"
@@ -238,7 +237,7 @@ def _translate_attributes(
             index += 1
             if token.kind in ("open", "void"):
                 for name, value, start, end in _attributes(token.raw):
-                    if name.lower() in _ATTRIBUTES and any(map(str.isalnum, value)):
+                    if name.lower() in ("alt", "title", "placeholder") and any(map(str.isalnum, value)):
                         found.append((token, start, end))
                         places.append((number, line))
                         texts.append(" ".join(value.split()))

@@ -1,7 +1,5 @@
 """Architectures behind one interface (`seq2seq.Model`); `build` maps a configuration to classes."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from dragoman.extras import lazy_names

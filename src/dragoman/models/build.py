@@ -63,7 +63,30 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
     matrix.
     """
     model = assemble(config, src_vocab, tgt_vocab, shared=shared)
-    _initialize(model, seed)
+    # Initialize embeddings N(0, 1/d_model), for variance 1 after scaling; matrices Glorot uniform; biases 0.
+    # The parts of a fused matrix (QKV, KV) are initialized separately, as if they were matrices of their own.  Modules
+    # with another initialization have a method `reset(generator)`.
+    generator = torch.Generator().manual_seed(seed)
+    output = model.output
+    assert isinstance(output, nn.Linear)  # if tied, the embedding below initializes the same matrix again
+    nn.init.normal_(output.weight, std=output.in_features**-0.5, generator=generator)
+    if output.bias is not None:
+        nn.init.zeros_(output.bias)
+    parts: dict[nn.Module, tuple[int, ...]] = {}
+    for module in model.modules():
+        if isinstance(module, SelfAttention | LinearSelfAttention):
+            parts[module.qkv] = module.parts
+        elif isinstance(module, CrossAttention):
+            parts[module.kv] = module.parts
+        elif isinstance(module, Embedding):
+            nn.init.normal_(module.weight, std=module.weight.size(1) ** -0.5, generator=generator)
+        elif isinstance(module, nn.Linear) and module is not output:
+            for part in module.weight.data.split(parts.get(module, (module.out_features,))):
+                nn.init.xavier_uniform_(part, generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif callable(reset := getattr(module, "reset", None)):
+            reset(generator)
     return model
 
 
@@ -311,32 +334,3 @@ def _feed_forward(config: BlockConfig) -> FeedForward:
 
 def _sublayer(config: BlockConfig) -> SubLayer:
     return SubLayer(_norm(config), config.dropout, config.order)
-
-
-def _initialize(model: Network, seed: int) -> None:
-    """Initialize embeddings N(0, 1/d_model), for variance 1 after scaling; matrices Glorot uniform; biases 0.
-
-    The parts of a fused matrix (QKV, KV) are initialized separately, as if they were matrices of their own.  Modules
-    with another initialization have a method `reset(generator)`.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    output = model.output
-    assert isinstance(output, nn.Linear)  # if tied, the embedding below initializes the same matrix again
-    nn.init.normal_(output.weight, std=output.in_features**-0.5, generator=generator)
-    if output.bias is not None:
-        nn.init.zeros_(output.bias)
-    parts: dict[nn.Module, tuple[int, ...]] = {}
-    for module in model.modules():
-        if isinstance(module, SelfAttention | LinearSelfAttention):
-            parts[module.qkv] = module.parts
-        elif isinstance(module, CrossAttention):
-            parts[module.kv] = module.parts
-        elif isinstance(module, Embedding):
-            nn.init.normal_(module.weight, std=module.weight.size(1) ** -0.5, generator=generator)
-        elif isinstance(module, nn.Linear) and module is not output:
-            for part in module.weight.data.split(parts.get(module, (module.out_features,))):
-                nn.init.xavier_uniform_(part, generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif callable(reset := getattr(module, "reset", None)):
-            reset(generator)

@@ -3,8 +3,6 @@
 Of the package, it imports only `errors` and `extras`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from dragoman.extras import lazy_names

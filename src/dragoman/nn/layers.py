@@ -58,11 +58,6 @@ class OutputProjection(Linear):
         self.probs = ReadOnlyTap("row", "position", "word")
 
     @property
-    def is_recorded(self) -> bool:
-        """Whether logits or probabilities are observed; a loss in chunks never holds them all."""
-        return any_active(self.logits, self.probs)
-
-    @property
     def is_intervened(self) -> bool:
         return any_intervened(self.logits, self.probs)
 

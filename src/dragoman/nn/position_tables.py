@@ -51,13 +51,8 @@ def scaled_rates(rates: Floats, scaling: Sequence[float]) -> Floats:
 
 def t5_biases(table: Floats, distances: NDArray[np.int64], max_distance: int, bidirectional: bool) -> Floats:
     """Return the score of each distance k_pos - q_pos for each head, (H, distances), of a table (buckets, H)."""
-    return table[_t5_buckets(distances, bidirectional, len(table), max_distance)].T
-
-
-def _t5_buckets(
-    distances: NDArray[np.int64], bidirectional: bool, buckets: int, max_distance: int
-) -> NDArray[np.int64]:
-    """See `nn.positions.t5_bucket`; float32 in the same order of operations."""
+    # See `nn.positions.t5_bucket`; float32 in the same order of operations.
+    buckets = len(table)
     if bidirectional:
         buckets //= 2
         offset, size = (distances > 0) * buckets, np.abs(distances)
@@ -69,7 +64,7 @@ def _t5_buckets(
     logarithm = np.log(ratio.astype(np.float64)).astype(np.float32) / np.float32(math.log(max_distance / exact))
     shared = exact + (logarithm * np.float32(buckets - exact)).astype(np.int64)
     rows: NDArray[np.int64] = offset + np.where(size < exact, size, np.minimum(shared, buckets - 1))
-    return rows
+    return table[rows].T
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

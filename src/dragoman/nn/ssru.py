@@ -112,20 +112,17 @@ class SSRU(nn.Module):
         f = self.forget_gate(torch.sigmoid(self.gate(x).to(dtype)))
         first = f.new_zeros(x.size(0), self.d_model) if cache is None else cache.cells
         if self.cell.is_intervened:
-            cells = self._explicit(f, candidate, first)
+            states = []
+            # The formula written out; the tap is called per position, so that a replaced cell changes those after it.
+            for f_t, candidate_t in zip(f.unbind(1), candidate.unbind(1), strict=True):
+                first = self.cell((f_t * first + (1 - f_t) * candidate_t)[:, None])[:, 0]
+                states.append(first)
+            cells = torch.stack(states, dim=1)
         else:
             cells = self.cell(linear_recurrence(f, (1 - f) * candidate, first))
         if cache is not None:
             cache.cells = cells[:, -1]
         return F.relu(cells).to(x.dtype)
-
-    def _explicit(self, f: Tensor, candidate: Tensor, cell: Tensor) -> Tensor:
-        """Write out the formula; the tap is called per position, so that a replaced cell changes those after it."""
-        cells = []
-        for f_t, candidate_t in zip(f.unbind(1), candidate.unbind(1), strict=True):
-            cell = self.cell((f_t * cell + (1 - f_t) * candidate_t)[:, None])[:, 0]
-            cells.append(cell)
-        return torch.stack(cells, dim=1)
 
 
 class SSRUDecoderLayer(nn.Module):

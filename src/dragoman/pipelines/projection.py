@@ -347,27 +347,23 @@ class _Projection:
         """Place empty tags, and pairs without text, between target units of the span, but not within `taken` ranges."""
         first, end = span
         allowed = np.ones(end - first + 1, bool)
-        for low, high in taken:
-            allowed[low - first + 1 : high - first] = False
+        for begin, stop in taken:
+            allowed[begin - first + 1 : stop - first] = False
         for point in points:
             index = bisect_right(self.ends, point.start)  # the source unit after the tag
             boundary = first
             if index >= inside[1]:
                 boundary = end
             elif index > inside[0]:
-                boundary = self._boundary(point, index, span, allowed)
+                follows, precedes = self._neighbours(point.start)
+                low, high = self.window((index - 1, index + 1), span)
+                score = np.zeros(high - low + 1)
+                score[1:] += self.shares((index - 1, index), (low, high)) * (_ATTACHED if follows > precedes else 1)
+                score[:-1] += self.shares((index, index + 1), (low, high)) * (_ATTACHED if precedes > follows else 1)
+                boundary = low + int(np.where(allowed[low - first : high - first + 1], score, _TAKEN).argmax())
             position = self._between(node, point.start, boundary, span)
             for inner in (point, *point.walk()):
                 inner.first = inner.last = position
-
-    def _boundary(self, point: Node, index: int, span: Span, allowed: NDArray[np.bool_]) -> int:
-        """Return the target unit before which a tag stands best.  index: the source unit before which it stands."""
-        follows, precedes = self._neighbours(point.start)
-        low, high = self.window((index - 1, index + 1), span)
-        score = np.zeros(high - low + 1)
-        score[1:] += self.shares((index - 1, index), (low, high)) * (_ATTACHED if follows > precedes else 1)
-        score[:-1] += self.shares((index, index + 1), (low, high)) * (_ATTACHED if precedes > follows else 1)
-        return low + int(np.where(allowed[low - span[0] : high - span[0] + 1], score, _TAKEN).argmax())
 
     def _between(self, node: Node, start: int, boundary: int, span: Span) -> int:
         """Return a position between target units: after the first one if the tag follows text without whitespace.
@@ -410,7 +406,13 @@ def restored(tokenizer: Tokenizer, mask: Mask, target: str, tokens: Sequence[int
         return " ".join(hole.copied for hole in mask.holes)
     root = Node(-1, -1, 0, len(mask.text))
     nodes = [Node(i, i, hole.position, hole.position) for i, hole in enumerate(mask.holes)]
-    pairs = _tag_pairs([hole.copied for hole in mask.holes])
+    # An open tag forms a pair with the close tag after it if there is text and no other tag between.
+    tags = [_TAG.fullmatch(hole.copied) for hole in mask.holes]
+    pairs = {
+        i: i + 1
+        for i, (tag, after) in enumerate(itertools.pairwise(tags))
+        if tag and after and not tag[1] and after[1] and tag[2] == after[2]
+    }
     for first, last in pairs.items():
         nodes[first].end = nodes[last].start
     closing = set(pairs.values())
@@ -422,13 +424,3 @@ def restored(tokenizer: Tokenizer, mask: Mask, target: str, tokens: Sequence[int
     for first, last in pairs.items():
         places[last] = nodes[first].last
     return insert(target, mask.holes, places)
-
-
-def _tag_pairs(copied: Sequence[str]) -> dict[int, int]:
-    """Return the index of the close tag of each open tag that has text and no other tag between."""
-    tags = [_TAG.fullmatch(text) for text in copied]
-    return {
-        i: i + 1
-        for i, (tag, after) in enumerate(itertools.pairwise(tags))
-        if tag and after and not tag[1] and after[1] and tag[2] == after[2]
-    }

@@ -75,7 +75,10 @@ class Mask:
             done = end
 
         for match in _BETWEEN.finditer(shielded):
-            start, end = _with_brackets(shielded, *match.span(), done)
+            start, end = match.span()
+            # Brackets and quotation marks that surround nothing but the spans belong to them.
+            while start > done and _PAIRS.get(shielded[start - 1], "") == shielded[end : end + 1] != "":
+                start, end = start - 1, end + 1
             keep(start)
             copied = unshield(shielded[start:end], left)
             before, after = shielded[start - 1 : start], shielded[end : end + 1]
@@ -139,13 +142,6 @@ class Mask:
             at += [end, end, end + size - 1] if piece in self.copied else range(end, end + size)
             end += size
         return [*at, end]
-
-
-def _with_brackets(text: str, start: int, end: int, least: int) -> tuple[int, int]:
-    """Return a range with the brackets and quotation marks that surround it alone; it begins at `least` or later."""
-    while start > least and _PAIRS.get(text[start - 1], "") == text[end : end + 1] != "":
-        start, end = start - 1, end + 1
-    return start, end
 
 
 @dataclass(frozen=True)

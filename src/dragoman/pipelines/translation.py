@@ -399,18 +399,16 @@ class Translator(Pipeline):
                 part.restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
             if draft.spans and (own := [next(left) for _ in range(count_spans(text))]):
                 part.seen = unshield(text, iter(own))
-                self._mask(part, replace(Mask.of(text, own), kinds=draft.kinds), tokenizer, draft.hidden)
+                mask = replace(Mask.of(text, own), kinds=draft.kinds)
+                if not any(map(str.isalpha, mask.text)):
+                    part.ids = []
+                    continue
+                part.mask = mask
+                mask.encode(tokenizer, part.seen, self.max_source)
+                is_unknown = UNK in part.ids and UNK not in mask.ids
+                if draft.hidden or len(part.ids) > self.max_source or is_unknown:  # the mask is used at once
+                    part.hide(mask)
         return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]
-
-    def _mask(self, part: Part, mask: Mask, tokenizer: Tokenizer, hidden: bool) -> None:
-        """Set the mask of a part, which is used at once if the model must not see the spans or does not know them."""
-        if not any(map(str.isalpha, mask.text)):
-            part.ids = []
-            return
-        part.mask = mask
-        mask.encode(tokenizer, part.seen, self.max_source)
-        if hidden or len(part.ids) > self.max_source or (UNK in part.ids and UNK not in mask.ids):
-            part.hide(mask)
 
     def translate(
         self,

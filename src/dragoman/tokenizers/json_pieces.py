@@ -98,6 +98,7 @@ class JsonPieces(NamedPieces):
         if highest >= self.ids.size:
             raise ValueError(f"{TOKENIZER_JSON} has the id {highest:,}, but {TOKEN_IDS_FILE} {self.ids.size:,} ids")
         self._theirs = self.ids.theirs
+        self._hidden = _special_ids(self._model) | set(self._theirs[: EOS + 1])  # ids without a text
         self._ours = [UNK] * self.ids.size
         for ours, theirs in enumerate(self._theirs[EOS + 1 :], start=EOS + 1):
             self._ours[theirs] = ours
@@ -157,11 +158,6 @@ class JsonPieces(NamedPieces):
 
     def _encoding(self, text: str) -> Any:
         return called(TOKENIZER_JSON, self._model.encode, text, add_special_tokens=False)
-
-    @cached_property
-    def _hidden(self) -> set[int]:
-        """Ids without a text."""
-        return _special_ids(self._model) | set(self._theirs[: EOS + 1])
 
     @cached_property
     def _names(self) -> Sequence[str]:  # type: ignore[override]

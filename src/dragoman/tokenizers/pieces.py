@@ -244,7 +244,15 @@ class SubwordSampler:
         rate: probability of skipping a merge (BPE), or exponent of the probabilities (unigram).
         """
         if not self._is_bpe:
-            return self._from_nbest(text, rate, rng)
+            segmentations = self._model.nbest_encode(text, nbest_size=_NBEST, out_type=int)
+            scores = [[float(self._model.get_score(i)) for i in ids] for ids in segmentations]
+            if self._added:  # the best segmentation has all added pieces of the text
+                counts = [each.count(ADDED_SCORE) for each in scores]
+                segmentations = [ids for ids, count in zip(segmentations, counts, strict=True) if count == counts[0]]
+                scores = [each for each, count in zip(scores, counts, strict=True) if count == counts[0]]
+            powers = [rate * sum(each) for each in scores]
+            weights = [math.exp(score - max(powers)) for score in powers]
+            return [int(i) for i in rng.choices(segmentations, weights)[0]]
         normal = str(self._model.normalize(text)).replace(" ", SPACE)
         pieces: list[str] = []
         for part in self._added.split(normal) if self._added else [normal]:
@@ -277,17 +285,6 @@ class SubwordSampler:
                 break
             pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
         return pieces
-
-    def _from_nbest(self, text: str, power: float, rng: random.Random) -> list[int]:
-        segmentations = self._model.nbest_encode(text, nbest_size=_NBEST, out_type=int)
-        scores = [[float(self._model.get_score(i)) for i in ids] for ids in segmentations]
-        if self._added:  # the best segmentation has all added pieces of the text
-            counts = [each.count(ADDED_SCORE) for each in scores]
-            segmentations = [ids for ids, count in zip(segmentations, counts, strict=True) if count == counts[0]]
-            scores = [each for each, count in zip(scores, counts, strict=True) if count == counts[0]]
-        powers = [power * sum(each) for each in scores]
-        weights = [math.exp(score - max(powers)) for score in powers]
-        return [int(i) for i in rng.choices(segmentations, weights)[0]]
 
 
 def is_bytes_file(content: bytes) -> bool:

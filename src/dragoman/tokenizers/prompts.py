@@ -33,11 +33,6 @@ uk Ukrainian ur Urdu uz Uzbek vi Vietnamese zh Chinese
 """Code of a language -> its English name."""
 
 
-def language_name(code: str) -> str:
-    """Return the English name of a language, with or without a region; what is not a known code is a name itself."""
-    return LANGUAGE_NAMES.get(code) or LANGUAGE_NAMES.get(code.partition("-")[0], code)
-
-
 class PromptTokenizer(Tokenizer):
     """The tokenizer of a language model that translates; an encoded source is a whole prompt, without BOS.
 
@@ -63,7 +58,8 @@ class PromptTokenizer(Tokenizer):
 
     def _named(self, text: str) -> str:
         for placeholder, code in zip(_PLACEHOLDERS, self._templates.default, strict=True):
-            text = text.replace(placeholder, language_name(code or ""))
+            known = LANGUAGE_NAMES.get(code or "") or LANGUAGE_NAMES.get((code or "").partition("-")[0])
+            text = text.replace(placeholder, known or code or "")  # what is not a known code is a name itself
         return text
 
     def encode_source(self, text: str) -> list[int]:

@@ -180,7 +180,12 @@ def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> AddedWords:
     check_problems("tokenizer.add_words:", refused or [*_problems(words)])
     models = [source] if target is None else [source, target]
     added = [_new_pieces(model, words) for model in models]
-    extended = [model + b"".join(map(_serialized, new)) for model, new in zip(models, added, strict=True)]
+    # A message of protobuf is extended by appending to it: a field `pieces` of sentencepiece's ModelProto per word.
+    score_and_kind = b"\x15" + struct.pack("<f", ADDED_SCORE) + bytes([0x18, _USER_DEFINED])
+    extended = [
+        model + b"".join(protobuf_field(1, protobuf_field(1, piece.encode()) + score_and_kind) for piece in new)
+        for model, new in zip(models, added, strict=True)
+    ]
     pieces = None
     if lists is not None:
         old_lists = PieceLists.parse(lists)
@@ -227,12 +232,6 @@ def _new_pieces(model: bytes, words: Sequence[str]) -> list[str]:
     unspaced = [unicodedata.name(piece[:1], "").startswith(_UNSPACED) for piece in pieces]
     pieces = [piece if without else SPACE + piece for piece, without in zip(pieces, unspaced, strict=True)]
     return [piece for piece in dict.fromkeys(pieces) if piece not in known]
-
-
-def _serialized(piece: str) -> bytes:
-    """Return a field `pieces` of sentencepiece's ModelProto; a message may be extended by appending fields."""
-    score, kind = b"\x15" + struct.pack("<f", ADDED_SCORE), bytes([0x18, _USER_DEFINED])
-    return protobuf_field(1, protobuf_field(1, piece.encode()) + score + kind)
 
 
 def _before(piece: str, encode: Callable[[str], list[int]], name: Callable[[int], str]) -> list[int]:

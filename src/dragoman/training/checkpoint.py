@@ -172,7 +172,15 @@ class InitialModel:
             return False
         tensors: Mapping[str, Tensor] = TensorFile(self._folder / "model.safetensors")
         if self._added is not None:
-            tensors = _extended(tensors, unique_tensors(model), self._added)
+            # A new row is the mean of those of the pieces of the word (Sachidananda et al. 2021), so that the word has
+            # a similar meaning from the start; a random row would be noise for the trained layers.
+            expected = unique_tensors(model)
+            tensors = dict(tensors)
+            for name, tensor in tensors.items():
+                before = self._added.source if name.startswith("encoder.") else self._added.target
+                if name in expected and len(expected[name].shape) and len(expected[name]) == len(tensor) + len(before):
+                    rows = [tensor[torch.tensor(ids)].double().mean(0).to(tensor.dtype) for ids in before]
+                    tensors[name] = torch.cat([tensor, torch.stack(rows)]) if rows else tensor
         load_tensors(model, tensors, self._folder, self.vocabulary)
         return True
 
@@ -219,18 +227,3 @@ def _check_tags(config: Config, vocabulary: Vocabulary) -> None:
     if config.data.about.translates and isinstance(vocabulary, Tokenizer):
         for tag in tags_of(config):
             vocabulary.tagged(tag)
-
-
-def _extended(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], added: AddedWords) -> dict[str, Tensor]:
-    """Append rows for the added words to the tensors with a row per token.
-
-    A new row is the mean of those of the pieces of the word (Sachidananda et al. 2021), so that the word starts with a
-    similar meaning; a random row would be noise for the trained layers.
-    """
-    extended = dict(tensors)
-    for name, tensor in tensors.items():
-        before = added.source if name.startswith("encoder.") else added.target
-        if name in expected and len(expected[name].shape) and len(expected[name]) == len(tensor) + len(before):
-            rows = [tensor[torch.tensor(ids)].double().mean(0).to(tensor.dtype) for ids in before]
-            extended[name] = torch.cat([tensor, torch.stack(rows)]) if rows else tensor
-    return extended

@@ -51,7 +51,9 @@ def training_warnings(
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
     """Yield warnings about warm-up, averaging and learning rates of SGD; budgets of time: see `warmup_warning`."""
     steps = steps_of(config.budget, config, task, batches_per_epoch)
-    warmup = _of(steps, config.schedule.warmup)
+    warmup: int | Share | None = config.schedule.warmup
+    if isinstance(warmup, Share):
+        warmup = None if steps is None else max(1, round(steps * warmup.amount / 100))
     if steps is not None and warmup is not None and warmup > steps:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about {steps:,} "
@@ -94,13 +96,6 @@ def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
         f"training ended after {progress.step:,} of the {warmup:,} steps of train.schedule.warmup: the "
         "learning rate never reached its peak; lower the warm-up, or raise the budget"
     )
-
-
-def _of(steps: float | None, count: int | Share) -> int | None:
-    """Return a number of steps; that of a share if the steps of the budget are known."""
-    if not isinstance(count, Share):
-        return count
-    return None if steps is None else max(1, round(steps * count.amount / 100))
 
 
 def steps_of(duration: Duration, config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:

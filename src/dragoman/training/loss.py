@@ -24,6 +24,7 @@ from dragoman.models.seq2seq import Network, evaluating
 from dragoman.nn.fast.cuda.layers import can_compute_loss, loss_gradient_
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.layers import OutputProjection
+from dragoman.nn.record import any_active
 from dragoman.nn.recurrent import LSTM
 from dragoman.tokenizers import PAD
 
@@ -214,7 +215,7 @@ class TokenLoss:
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
         in_chunks = isinstance(output, nn.Linear)
-        if isinstance(output, OutputProjection) and output.is_recorded:
+        if isinstance(output, OutputProjection) and any_active(output.logits, output.probs):
             logits = output(hidden)  # (B, T, V), for recording hooks; only an intervention needs all logits
             if output.is_intervened:
                 hidden, in_chunks = logits, False

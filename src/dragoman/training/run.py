@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -238,7 +238,16 @@ class TrainingRun:
             copied = self._initial is not None and self._initial.load_into(model)
             if parts := parts_of(self.config, model.modules()):
                 self._parts = {"parts": parts}
-            self._refuse_other_parts(parts)
+            for checkpoint in list_checkpoints(self.folder)[-1:]:
+                with suppress(ModelFolderError):  # a damaged one is reported when it is read
+                    stored = read_meta(checkpoint).get("parts", ())
+                    names = [[f"{part['kind']} {part['name']}" for part in some] for some in (stored, parts)]
+                    if names[0] != names[1]:
+                        before, now = (", ".join(some) or "none" for some in names)
+                        raise UsageError(
+                            f"{checkpoint}: was trained with these parts that are not built in: {before}; the model "
+                            f"now has: {now}. Register or pass the same parts, or start a new run with another --out"
+                        )
             if self.config.train.start_share and copied and writes:
                 self.save_mean("start", unique_tensors(model), Progress(), {})
             elif self.config.train.start_share and not copied and not (self.folder / _START).is_dir():
@@ -247,19 +256,6 @@ class TrainingRun:
         if (lora := self.config.train.lora) is not None:
             add_adapters(model, lora.rank, lora.alpha, lora.targets, self.config.train.seed)
         return model
-
-    def _refuse_other_parts(self, parts: Sequence[Mapping[str, str]]) -> None:
-        """Raise UsageError if the newest checkpoint has other parts that are not built in than the model."""
-        for checkpoint in list_checkpoints(self.folder)[-1:]:
-            with suppress(ModelFolderError):  # a damaged one is reported when it is read
-                stored = read_meta(checkpoint).get("parts", ())
-                names = [[f"{part['kind']} {part['name']}" for part in some] for some in (stored, parts)]
-                if names[0] != names[1]:
-                    before, now = (", ".join(some) or "none" for some in names)
-                    raise UsageError(
-                        f"{checkpoint}: was trained with these parts that are not built in: {before}; the model now "
-                        f"has: {now}. Register or pass the same parts, or start a new run with another --out"
-                    )
 
     def _origin(self) -> dict[str, Any]:
         """Return what `meta.json` says about the model of train.init_from."""

@@ -33,8 +33,6 @@ from dragoman.training.progress import Progress
 from dragoman.training.regularization import PairedLoss, cut, pass_weights, regularize, twice
 from dragoman.training.run import TrainingRun
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 class TrainingStep:
     """A model with its optimizer and, if train.ema is set, the moving average of its weights.
@@ -93,7 +91,7 @@ class TrainingStep:
             head = PairedLoss(batch.tgt_out, smoothing, self.pass_weights, count, self.padded)
         elif self.cut:
             inputs = cut(batch, self.cut)
-        dtype = _AUTOCAST.get(self.config.precision)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(inputs.src, inputs.src_mask, inputs.tgt_in, head)
         if self.context.size == 1:

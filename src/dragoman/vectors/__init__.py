@@ -1,7 +1,5 @@
 """Word vectors: training, neighbours and analogies, evaluation, plots."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from dragoman.extras import lazy_names

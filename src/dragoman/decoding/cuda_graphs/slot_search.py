@@ -161,7 +161,10 @@ class SlotSearch:
         flags = None
         ready: list[tuple[list[Sentence], _Download]] = []
         while True:
-            new = take(len(self._free), len(self._sentences)) if self._wants_more() else ()
+            free, used = len(self._free), len(self._sentences)
+            # Encoding new sentences is worth a pause of the others if enough slots are free.
+            is_worth_it = free > 0 and (free * 8 >= used or self._clock - self._joined >= _WAIT)
+            new = take(free, used) if is_worth_it else ()
             if new:
                 self._join(list(new))
             if self._sentences:
@@ -178,11 +181,6 @@ class SlotSearch:
                 for sentence, hypotheses in zip(sentences, self._hypotheses(sentences, download), strict=True):
                     deliver(sentence, hypotheses)
             ready = [] if before is None else self._leave(*before)
-
-    def _wants_more(self) -> bool:
-        """Whether enough slots are free that encoding new sentences is worth a pause of the others."""
-        free, used = len(self._free), len(self._sentences)
-        return free > 0 and (free * 8 >= used or self._clock - self._joined >= _WAIT)
 
     def _join(self, new: list[Sentence]) -> None:
         """Encode sentences and put them into free slots."""

@@ -280,9 +280,6 @@ class SlotStep:
             else static[:, 0].flip(1).expand(next(_attentions(decoder))[0].n_heads, -1).contiguous()
         )
         self.rotates = isinstance(decoder.positions, Rotary)
-        self.parts = self._sublayers()
-
-    def _sublayers(self) -> list[_Sublayer]:
         parts: list[_Sublayer] = []
         for index, (layer, (own, cross)) in enumerate(
             zip(self.model.decoder.layers, _attentions(self.model.decoder), strict=True)
@@ -296,7 +293,7 @@ class SlotStep:
                 if is_plain
                 else _Sublayer(layer.around_ffn, None, partial(self._feed_forward, layer.ffn)),
             ]
-        return parts
+        self.parts = parts
 
     @torch.no_grad()
     def __call__(self, count: int) -> None:

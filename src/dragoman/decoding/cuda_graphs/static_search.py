@@ -60,7 +60,19 @@ class StaticShapeSearch:
         self.beams = 1 if settings.sample else settings.beam
         self.nbest = 1 if settings.sample else settings.nbest
         self.position = self._new(torch.long, 1)
-        self.state = self._static_state()
+        state = self._initial_state(self.sizes.sentences, self.beams, self.sizes.capacity)
+        caches, layers = [], list[LayerState]()
+        for layer in state.layers:
+            # A layer with cross-attention also holds the memory's keys and values.
+            own = getattr(layer, "self_attn", layer)
+            assert isinstance(own, SelfKeyValues)
+            caches.append(StaticKeyValues(own, self.position))
+            if own is layer:
+                layers.append(caches[-1])
+            else:
+                layer.self_attn = caches[-1]  # type: ignore[attr-defined]
+                layers.append(layer)
+        self.state = StaticState(layers, self.beams, state.memory_bias, caches=caches)
         count, beams, capacity = sizes.sentences, self.beams, sizes.capacity
         self.limits = self._new(torch.long, count)
         self.prefixes = self._new(torch.long, count, capacity)  # PAD = not forced
@@ -93,7 +105,21 @@ class StaticShapeSearch:
         list is empty if no target has a probability above 0.
         """
         limits = [self.settings.limit(len(src), len(prefix)) for src, prefix in zip(sources, prefixes, strict=True)]
-        self._reset(sources, limits, prefixes, uniforms)
+        count, rest = len(sources), self.sizes.sentences - len(sources)
+        self._encode([*sources, *[[EOS][: self.sizes.source]] * rest])
+        self.limits.copy_(torch.tensor([*limits, *[1] * rest]))
+        self.prefixes.copy_(self._padded([*prefixes, *[[]] * rest], self.sizes.capacity))
+        if uniforms is not None:
+            self.uniforms[:count].copy_(torch.from_numpy(uniforms))
+        for memory in (self.position, self.complete, self.tokens, self.log_probs, self.unfinished, self.has_nan):
+            memory.zero_()
+        for cache in self.state.caches:
+            cache.keys.zero_()
+            cache.values.zero_()
+        self.inputs.fill_(BOS)
+        self.sums.fill_(_NEVER)
+        self.sums[:count, 0] = 0
+        self.pool_scores.fill_(_NEVER)
         for step in range(1, max(limits) + 1):
             self._run_step()
             if step % _CHECK_EVERY == 0 and not bool(self.unfinished):
@@ -215,40 +241,6 @@ class StaticShapeSearch:
         """Return the model's own state for sources that consist of EOS only."""
         src = torch.full((count, self.sizes.source), EOS, device=self.device)
         return self.model.start(self.model.encode(src, src == EOS if self.sizes.source else None), beams, capacity)
-
-    def _static_state(self) -> StaticState:
-        state = self._initial_state(self.sizes.sentences, self.beams, self.sizes.capacity)
-        caches, layers = [], list[LayerState]()
-        for layer in state.layers:
-            # A layer with cross-attention also holds the memory's keys and values.
-            own = getattr(layer, "self_attn", layer)
-            assert isinstance(own, SelfKeyValues)
-            caches.append(StaticKeyValues(own, self.position))
-            if own is layer:
-                layers.append(caches[-1])
-            else:
-                layer.self_attn = caches[-1]  # type: ignore[attr-defined]
-                layers.append(layer)
-        return StaticState(layers, self.beams, state.memory_bias, caches=caches)
-
-    def _reset(
-        self, sources: Sequence[Ids], limits: Ids, prefixes: Sequence[Ids], uniforms: NDArray[np.float64] | None
-    ) -> None:
-        count, rest = len(sources), self.sizes.sentences - len(sources)
-        self._encode([*sources, *[[EOS][: self.sizes.source]] * rest])
-        self.limits.copy_(torch.tensor([*limits, *[1] * rest]))
-        self.prefixes.copy_(self._padded([*prefixes, *[[]] * rest], self.sizes.capacity))
-        if uniforms is not None:
-            self.uniforms[:count].copy_(torch.from_numpy(uniforms))
-        for memory in (self.position, self.complete, self.tokens, self.log_probs, self.unfinished, self.has_nan):
-            memory.zero_()
-        for cache in self.state.caches:
-            cache.keys.zero_()
-            cache.values.zero_()
-        self.inputs.fill_(BOS)
-        self.sums.fill_(_NEVER)
-        self.sums[:count, 0] = 0
-        self.pool_scores.fill_(_NEVER)
 
     def _padded(self, rows: Sequence[Ids], width: int) -> Tensor:
         full = [[*row, *[PAD] * (width - len(row))] for row in rows]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -183,10 +182,6 @@ class SearchRequest:
         limits = [settings.limit(length, len(prefix)) for length, prefix in zip(lengths, prefixes, strict=True)]
         return cls(src, src_mask, settings, limits, prefixes)
 
-    @cached_property
-    def _longest_prefix(self) -> int:
-        return max(map(len, self.prefixes), default=0)
-
     def restricted(self, log_probs: Tensor, tokens: Tensor, sentences: Tensor) -> Tensor:
         """Set log_probs (N, V) to -inf in place for tokens that may not follow tokens (N, T), without renormalizing.
 
@@ -206,7 +201,7 @@ class SearchRequest:
             possible[:, EOS] = False
         if settings.no_repeat_ngram:
             disallow_repeated_ngrams(possible, tokens, settings.no_repeat_ngram)
-        if length < self._longest_prefix:
+        if length < max(map(len, self.prefixes), default=0):
             for row, sentence in enumerate(sentences.tolist()):
                 if length < len(self.prefixes[sentence]):
                     possible[row] = False

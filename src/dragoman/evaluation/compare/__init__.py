@@ -4,8 +4,6 @@ runs.py     reading, grouping by seeds, differences, BLEU of a test set with int
 page.py     the tables of the terminal, and the page with charts
 """
 
-from __future__ import annotations
-
 from dragoman.evaluation.compare.runs import Group, RunComparison, Statistic, compare_runs, short_names
 
 __all__ = ["Group", "RunComparison", "Statistic", "compare_runs", "short_names"]

@@ -1,3 +1,1 @@
 """Import of public checkpoints: one module per family, and the code that all families share."""
-
-from __future__ import annotations

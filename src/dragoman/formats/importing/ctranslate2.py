@@ -64,7 +64,6 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 """Last part of the name of a scalar -> accepted values; others are not supported."""
 _SAME = ("num_heads", "pre_norm", "activation", "scale_embeddings")
 """Scalars of both stacks that are one setting of ours."""
-_PER_LAYER = ("head_dim", "num_heads_kv", "relative_attention_max_distance", "rotary_base", "rotary_dim")
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
@@ -82,7 +81,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         sides = [scalars.get(f"{stack}/{key}") for stack in STACKS]
         if None in sides or sides[0] != sides[1]:
             problems.append(f"{key} of encoder and decoder = {sides[0]}, {sides[1]}; accepted: the same value for both")
-    for key in _PER_LAYER:
+    for key in ("head_dim", "num_heads_kv", "relative_attention_max_distance", "rotary_base", "rotary_dim"):
         values = {value for name, value in scalars.items() if name.endswith(f"/{key}")}
         if len(values) > 1:
             problems.append(f"{key} = {', '.join(map(str, sorted(values)))}; accepted: one value for all layers")

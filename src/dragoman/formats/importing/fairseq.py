@@ -56,7 +56,6 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 """Setting -> accepted values; an absent setting has an accepted default."""
-_ARCHITECTURES = r"transformer(_(iwslt|wmt|vaswani|tiny|t2t)\w*)?"
 _SIZES = ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")
 _EPS = 1e-5
 _VERSION = 3
@@ -71,7 +70,7 @@ _SPECIAL = (1, 3, 2, 2)
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     problems = accepted_values(settings, _ACCEPTED)
     name = settings.get("arch") or settings.get("_name")
-    if not isinstance(name, str) or not re.fullmatch(_ARCHITECTURES, name):
+    if not isinstance(name, str) or not re.fullmatch(r"transformer(_(iwslt|wmt|vaswani|tiny|t2t)\w*)?", name):
         problems.append(f"arch = {name!r}; accepted: 'transformer', and its sizes such as 'transformer_iwslt_de_en'")
     sizes = [f"{stack}_{key}" for stack in STACKS for key in _SIZES]
     least = dict.fromkeys((*sizes, "max_source_positions", "max_target_positions"), 1)

@@ -76,7 +76,14 @@ def piece_models(checkpoint: Checkpoint, lists: Sequence[TokenList]) -> list[byt
     for path, listed in zip(sentencepiece_models(checkpoint.folder), lists, strict=True):
         with collecting(problems):
             model = checkpoint.bytes(path.name)
-            _check_belongs(model, path, listed)
+            # Raise UsageError if a sentencepiece model cannot be read, or belongs to another vocabulary.
+            with reading_vocabulary(path.name):
+                pieces = set(read_sentencepiece(model)[1])
+            rest = [token for i, token in enumerate(listed.tokens) if i not in listed.special]
+            known = sum(token in pieces for token in rest)
+            if known < _LEAST_KNOWN * len(rest):
+                accepted = "are its pieces; accepted: its own model"
+                raise UsageError(f"{path.name}: only {known:,} of {len(rest):,} tokens of {listed.name} {accepted}")
             models.append(restricted(model, listed.tokens) if listed.restrict else model)
     if problems:
         raise ProblemList(list(dict.fromkeys(problems)))
@@ -106,17 +113,6 @@ def toolkit_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], tied:
     if tied and not same:
         raise ProblemList([tied])
     return listed_vocabulary(checkpoint, lists[:1] if same else lists)
-
-
-def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:
-    """Raise UsageError if a sentencepiece model cannot be read, or belongs to another vocabulary."""
-    with reading_vocabulary(path.name):
-        pieces = set(read_sentencepiece(content)[1])
-    rest = [token for i, token in enumerate(listed.tokens) if i not in listed.special]
-    known = sum(token in pieces for token in rest)
-    if known < _LEAST_KNOWN * len(rest):
-        accepted = "are its pieces; accepted: its own model"
-        raise UsageError(f"{path.name}: only {known:,} of {len(rest):,} tokens of {listed.name} {accepted}")
 
 
 def restricted(model: bytes, tokens: Sequence[str]) -> bytes:

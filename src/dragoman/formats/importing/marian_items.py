@@ -346,7 +346,10 @@ def read_shortlist(path: Path, source: Sequence[int], target: Sequence[int], sha
     expected = _SHORTLIST_HEADER.size + 8 * offset_count + 4 * id_count
     if expected != len(content):
         raise UsageError(f"{path}: {len(content):,} bytes; its header specifies {expected:,}. {ADVICE}")
-    if _checksum(content[16:]) != checksum:
+    found = 0  # Marian's checksum of whole words of 64 bits
+    for (word,) in struct.iter_unpack("<Q", content[16 : 16 + (len(content) - 16) // 8 * 8]):
+        found ^= (word + 0x9E3779B9 + (found << 6) + (found >> 2)) & _MASK
+    if found != checksum:
         raise UsageError(f"{path}: its checksum does not match. {ADVICE}")
     offsets = np.frombuffer(content, "<u8", offset_count, _SHORTLIST_HEADER.size)
     ids = np.frombuffer(content, "<u4", id_count, _SHORTLIST_HEADER.size + 8 * offset_count)
@@ -367,11 +370,3 @@ def read_shortlist(path: Path, source: Sequence[int], target: Sequence[int], sha
     always = sorted({UNK, EOS} | {ours[token] for token in range(min(first, len(ours))) if token in ours})
     most = max(longest, min(best, len(target)))
     return Shortlist(most, len(target), weights, array("i", always), starts, listed)
-
-
-def _checksum(content: bytes) -> int:
-    """Return Marian's checksum of whole words of 64 bits."""
-    seed = 0
-    for (word,) in struct.iter_unpack("<Q", content[: len(content) // 8 * 8]):
-        seed ^= (word + 0x9E3779B9 + (seed << 6) + (seed >> 2)) & _MASK
-    return seed

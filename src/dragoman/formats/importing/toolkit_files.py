@@ -21,7 +21,6 @@ _ADVICE = "Copy the folder again, completely."
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
 _JOEY_SETTINGS, _DICTIONARIES, _VOCABULARY = "config.yaml", "dict*.txt", "vocab.json"
 _EOLE_WEIGHTS, _OPTIMIZER = "model.[0-9][0-9].safetensors", "optimizer.pt"
-_BEST = ("best.ckpt", "checkpoint_best.pt")
 
 
 def find_checkpoints(source: Path) -> list[Path]:
@@ -29,7 +28,7 @@ def find_checkpoints(source: Path) -> list[Path]:
     if source.is_file():
         return [source] if _is_checkpoint(source) else []
     files = [path for pattern in ("*.ckpt", "*.pt") for path in sorted(source.glob(pattern)) if _is_checkpoint(path)]
-    return [path for path in files if path.name in _BEST] or files
+    return [path for path in files if path.name in ("best.ckpt", "checkpoint_best.pt")] or files
 
 
 def opened_checkpoint(path: Path) -> Checkpoint:

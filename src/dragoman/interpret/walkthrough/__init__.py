@@ -9,8 +9,6 @@ figure         the model as a whole: layers, attention and gradients
 build          the whole walkthrough, as JSON that fits into a page
 """
 
-from __future__ import annotations
-
 from dragoman.interpret.walkthrough.build import compact, walkthrough
 from dragoman.interpret.walkthrough.quantities import Labels
 

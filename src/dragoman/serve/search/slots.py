@@ -13,7 +13,6 @@ from dragoman.decoding.search_types import Hypothesis, SearchSettings, best
 from dragoman.serve.search.service import BatchedSearchService, Waiting
 from dragoman.tokenizers import BOS, EOS, PAD
 
-_SLOTS = {"cuda": 256, "cpu": 16}
 _SIZE = 256
 """Least size of the slots of a service, so that sentences of all usual lengths join the same search."""
 
@@ -31,7 +30,7 @@ class SlotSearchService(BatchedSearchService):
         self._rest: deque[Sentence] = deque()  # sentences of the searches that are being admitted
         self._left: list[Waiting | None] = []  # taken from the queue, but not for the running search
         self._running: set[Waiting] = set()
-        self._slots = _SLOTS[backend.model.device.type]
+        self._slots = {"cuda": 256, "cpu": 16}[backend.model.device.type]
         self._usual, self._prepared = usual or SearchSettings(), threading.Event()
         self._fitting: tuple[SearchSettings | None, float] = None, 0
         """The settings of the last search, and the longest sentence that fits into slots with them."""

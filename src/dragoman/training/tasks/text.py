@@ -152,7 +152,17 @@ class DialogueTask(RowTask):
             found.extend(read_dialogues(path, data.format))
         refuse_empty(found.turns, paths, "no dialogue has a turn with text")
         roles = found.roles()
-        _check_roles(list(roles), data)
+        if len(roles) > MAX_ROLES:
+            shown = ", ".join(map(repr, list(roles)[:8]))
+            raise DataError(
+                f"{len(roles):,} roles ({shown}, ...); accepted: at most {MAX_ROLES}. Give speakers of many dialogues "
+                "the same roles, such as A and B, or choose another data.format"
+            )
+        if unknown := [f"{role!r}{nearest(role, roles)}" for role in data.loss_roles if role not in roles]:
+            raise DataError(
+                f"data.loss_roles: {', '.join(unknown)} does not speak in the training data; accepted: "
+                f"{', '.join(roles)}"
+            )
         if isinstance(vocabulary, Tokenizer):
             tokenizer = vocabulary
             for path in paths:
@@ -237,21 +247,6 @@ class DialogueTask(RowTask):
             return scores
 
         return score
-
-
-def _check_roles(roles: list[str], data: DialogueData) -> None:
-    """Raise DataError for too many roles, and for `loss_roles` that do not occur."""
-    if len(roles) > MAX_ROLES:
-        shown = ", ".join(map(repr, roles[:8]))
-        raise DataError(
-            f"{len(roles):,} roles ({shown}, ...); accepted: at most {MAX_ROLES}. Give speakers of many dialogues the "
-            "same roles, such as A and B, or choose another data.format"
-        )
-    unknown = [f"{role!r}{nearest(role, roles)}" for role in data.loss_roles if role not in roles]
-    if unknown:
-        raise DataError(
-            f"data.loss_roles: {', '.join(unknown)} does not speak in the training data; accepted: {', '.join(roles)}"
-        )
 
 
 def _check_known(key: str, path: Path, found: DialogueSet, known: dict[str, int]) -> None:

@@ -39,6 +39,13 @@ def describe(path: str | Path) -> dict[str, Any]:
     data, section, tensors = config.data, dict(config.model), read_header(folder / "model.safetensors").items()
     sizes = {key: value for key, value in section.items() if isinstance(value, int) and not isinstance(value, bool)}
     kinds = {key: _kind(value) for key, value in section.items() if key != "architecture" and _kind(value)}
+    measured: dict[str, Any] = {}  # the data that the scores belong to, and the scores of the test set
+    if "bleu" in meta.get("scores", {}):
+        count = config.train.validate_sentences
+        measured["validation"] = f"loss of all sentences; BLEU, chrF and exact match of the first {count:,} at most"
+    for row in read_log(folder.parent.parent):
+        if row.get("model") == folder.name and isinstance(row.get("test"), dict):
+            measured["test"] = row["test"]
     return {
         "folder": str(folder),
         **({"imported": meta["imported"]} if "imported" in meta else {}),
@@ -51,25 +58,13 @@ def describe(path: str | Path) -> dict[str, Any]:
         "engine": _engine(config, reasons),
         "step": meta.get("step"),
         "scores": meta.get("scores", {}),
-        **_measured(config, folder, meta.get("scores", {})),
+        **measured,
         "format_version": meta["format_version"],
         "package_version": meta["package_version"],
         "resumable": (folder / "training.json").is_file(),
         "bytes": sum(f.stat().st_size for f in folder.iterdir()),
         "files": sorted(meta["sha256"]),
     }
-
-
-def _measured(config: Config, folder: Path, scores: dict[str, Any]) -> dict[str, Any]:
-    """Return the data that the scores belong to, and the scores of the test set in the log of the run."""
-    measured: dict[str, Any] = {}
-    if "bleu" in scores:
-        count = config.train.validate_sentences
-        measured["validation"] = f"loss of all sentences; BLEU, chrF and exact match of the first {count:,} at most"
-    for row in read_log(folder.parent.parent):
-        if row.get("model") == folder.name and isinstance(row.get("test"), dict):
-            measured["test"] = row["test"]
-    return measured
 
 
 def _vocabulary(tokenizer: TokenizerConfig, vocabulary: Vocabulary) -> str:

@@ -48,7 +48,10 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     kind, value, context = error["type"], error.get("input"), error.get("ctx") or {}
     name = ".".join(clip(part, 60) for part in path)
     tags = ", ".join(map(tag_of, variants))
-    limits = _limits_at(section, path)
+    field = section.model_fields.get(path[-1]) if path else None
+    limits = limits_of(field) if field is not None else ""
+    if limits and path[:-1] == ["train", "schedule"] and (rate := ADAM_RATES.get(path[-1])):
+        limits += f', at most {_number(rate)} unless train.optimizer.kind is "sgd"'
     # What pydantic reports of a whole section concerns several keys, which the message names.
     written = "" if isinstance(value, dict) and kind == "value_error" else f" = {shown(value)}"
     match kind:
@@ -180,14 +183,6 @@ def _as_list(section: type[BaseModel], key: str, value: Any) -> str:
         return f"[[data.{key}]] with two brackets, once per entry"
     examples = section.model_fields[key].examples
     return f"{key} = {toml_value(examples[0] if examples else [])}"
-
-
-def _limits_at(section: type[BaseModel], path: Sequence[str]) -> str:
-    """Return the limits of a number, including those of the optimizer Adam; empty if the field has none."""
-    field = section.model_fields.get(path[-1]) if path else None
-    limits = limits_of(field) if field is not None else ""
-    rate = ADAM_RATES.get(path[-1]) if limits and list(path[:-1]) == ["train", "schedule"] else None
-    return limits + (f', at most {_number(rate)} unless train.optimizer.kind is "sgd"' if rate else "")
 
 
 def limits_of(field: FieldInfo) -> str:

@@ -286,7 +286,13 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
     if not may_have_spans(text):
         return
     if _ICU.search(text):
-        ends = _closing_braces(text)
+        ends: dict[int, int] = {}  # the position after the closing brace of each opening one that has one
+        opened: list[int] = []
+        for brace in re.finditer("[{}]", text):
+            if brace[0] == "{":
+                opened.append(brace.start())
+            elif opened:
+                ends[opened.pop()] = brace.end()
         yield from (
             Span(m.start(), ends[m.start()], True, "ICU message") for m in _ICU.finditer(text) if m.start() in ends
         )
@@ -298,18 +304,6 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
         yield Span(start, end, is_hidden or end - start > _LONGEST_SEEN, name)
     # Placeholder characters in the text itself, inside a match that was dropped because it overlaps another span.
     yield from (Span(*match.span(), False, "symbol") for match in _SHIELD.finditer(text))
-
-
-def _closing_braces(text: str) -> dict[int, int]:
-    """Return the position after the closing brace of each opening one that has one."""
-    ends: dict[int, int] = {}
-    opened: list[int] = []
-    for match in re.finditer("[{}]", text):
-        if match[0] == "{":
-            opened.append(match.start())
-        elif opened:
-            ends[opened.pop()] = match.end()
-    return ends
 
 
 def _trimmed(span: str) -> str:

@@ -329,12 +329,19 @@ class Trainer:
             self.reporter.phase("validation")
             with self.training_step.evaluated() as model:
                 self.scores = self.context.on_main(partial(self.validation, model))
-            improved = self._improved()
+            bests, data, improved = progress.bests, self.run.config.data, list[str]()
+            if progress.best is not None:  # a checkpoint of an earlier version has no others
+                bests.setdefault(self.config.metric, [progress.best, progress.best_step])
+            for metric in (*data.about.metrics, *ADDED_METRICS.get(data.kind, ())):
+                value = metric_value(metric, self.scores)
+                if math.isfinite(value) and (metric not in bests or value > bests[metric][0]):
+                    bests[metric] = [value, progress.step]
+                    improved.append(metric)
             better = self.config.metric in improved
             # The loss may rise long before the translations become worse.
             progress.stale = 0 if better or (improved and self.config.metric == "loss") else progress.stale + 1
             if better:
-                progress.best, progress.best_step = progress.bests[self.config.metric][0], progress.step
+                progress.best, progress.best_step = bests[self.config.metric][0], progress.step
             progress.seconds = self._agree([]).seconds
             row = {"step": progress.step, "epoch": round(self._amount("epochs"), 3), "seconds": progress.seconds}
             row |= self.scores | {"memory_mb": round(self.context.peak_memory() / 1e6)}
@@ -346,19 +353,6 @@ class Trainer:
         self._save(self.scores)
         self.estimator.pause(self._agree([]).seconds - began, validation=True)
         self._results.restart()
-
-    def _improved(self) -> list[str]:
-        """Note the best scores so far by every metric of the task; return the metrics that improved."""
-        progress, data, bests = self.progress, self.run.config.data, self.progress.bests
-        if progress.best is not None:  # a checkpoint of an earlier version has no others
-            bests.setdefault(self.config.metric, [progress.best, progress.best_step])
-        improved = []
-        for metric in (*data.about.metrics, *ADDED_METRICS.get(data.kind, ())):
-            value = metric_value(metric, self.scores)
-            if math.isfinite(value) and (metric not in bests or value > bests[metric][0]):
-                bests[metric] = [value, progress.step]
-                improved.append(metric)
-        return improved
 
     def _save_between(self) -> None:
         """Save a checkpoint without a validation."""

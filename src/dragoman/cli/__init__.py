@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dragoman._version import __version__
 from dragoman.cli.options import join_numbers, separate_languages
 from dragoman.errors import ConfigError, DragomanError, UsageError, is_out_of_memory
 from dragoman.extras import missing_wing, needs_torch, plug_ins, wing
@@ -146,8 +147,6 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from dragoman._version import __version__
-
         typer.echo(f"dragoman {__version__}")
         raise typer.Exit
 

@@ -11,6 +11,7 @@ import typer
 
 from dragoman.cli.options import AsJson
 from dragoman.cli.streams import print_json
+from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,7 +41,6 @@ def config(
     argument, print all sections.
     """
     from dragoman.config.reference import all_keys, all_kinds, look_up, section_of
-    from dragoman.errors import UsageError
 
     if name and (file := _document_path(name)) is not None:
         _print_document(file, overrides or [], as_json)
@@ -78,7 +78,6 @@ def config(
 def _document_path(name: str) -> Path | None:
     """Return the path of a document or of the document in a run folder, or None for a key, section or kind."""
     from dragoman.config.reference import look_up
-    from dragoman.errors import UsageError
     from dragoman.io.model_files import last_stage
 
     file = Path(name)

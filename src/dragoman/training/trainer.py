@@ -227,7 +227,14 @@ class Trainer:
                 return agreement.stops
             self.step(batches, agreement)
             progress.epoch, progress.block, progress.batch = group.next
-            self._report_step()
+            is_logged = progress.step % self.config.log_every == 0
+            if self.training_step.reads or is_logged or self._results.is_due():
+                self._results.read()
+                status = self.estimator.status(progress, self._done(), *self._results.loss, self._results.rate)
+                self.reporter.progressed(status)
+                if is_logged and (row := self._results.row(self.context)):
+                    self.log.write(row)
+                    self.reporter.stepped(row, self._used())
             if self._is_due(self.config.validate_every, progress.validated):
                 self._validate()
             elif self._is_due(self.config.save_every, self._saved):
@@ -286,18 +293,6 @@ class Trainer:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
         batch = self.batches.first(self.progress).to(self.context.device)
         try_rows(batch, lambda rows: self.training_step.trial(rows, self.progress.step))
-
-    def _report_step(self) -> None:
-        progress = self.progress
-        is_logged = progress.step % self.config.log_every == 0
-        if not (self.training_step.reads or is_logged or self._results.is_due()):
-            return
-        self._results.read()
-        status = self.estimator.status(progress, self._done(), *self._results.loss, self._results.rate)
-        self.reporter.progressed(status)
-        if is_logged and (row := self._results.row(self.context)):
-            self.log.write(row)
-            self.reporter.stepped(row, self._used())
 
     def _used(self) -> float:
         return budget_fraction(self.config.budget, self.progress, self._done())

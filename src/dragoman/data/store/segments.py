@@ -141,39 +141,33 @@ def encode_segment(task: EncodeTask) -> EncodedSegment:
             dropped[reason] += 1
         else:
             kept.append((pair, ids))
-    segment = _write_chunks(task.stem, kept, id_type(max(tokenizer.source_size, tokenizer.target_size)))
-    segment.dropped.update(dropped)
-    hashes_file = Path(f"{task.stem}.hashes")
-    if hashes_file.exists():  # keep those of pairs that are no duplicates, in ascending order, for corpora added later
-        hashes, positions = sorted_hashes(task.stem, task.pairs)
-        _write(hashes_file, hashes[~is_duplicate[positions]].tobytes(), segment)
-    Path(f"{task.stem}.filtered").unlink(missing_ok=True)
-    return segment
-
-
-def _write_chunks(
-    stem: str, kept: Sequence[tuple[tuple[str, str], tuple[list[int], list[int]]]], item: np.dtype[np.generic]
-) -> EncodedSegment:
+    item = id_type(max(tokenizer.source_size, tokenizer.target_size))
     rows, contents = [], {"ids": [b""], "text": [b""]}
     begins = Counter[str]()
     lengths, characters = (Counter[int](), Counter[int]()), (Counter[int](), Counter[int]())
     for first in range(0, len(kept), PAIRS):
         some = kept[first : first + PAIRS]
-        texts, ids = text_record([pair for pair, _ in some]), ids_record([ids for _, ids in some], item)
-        row: list[int] = [0, len(some), *(int(side.sum(dtype=np.int64)) for side in ids.lengths)]
-        for name, record in (("ids", ids), ("text", texts)):
+        text_rows, id_rows = text_record([one for one, _ in some]), ids_record([one for _, one in some], item)
+        row: list[int] = [0, len(some), *(int(side.sum(dtype=np.int64)) for side in id_rows.lengths)]
+        for name, record in (("ids", id_rows), ("text", text_rows)):
             content = bytes(record)
             row += [begins[name], len(content), record_hash(content)]
             begins[name] += len(content)
             contents[name].append(content)
         rows.append(tuple(row))
         for side in (0, 1):
-            _count(lengths[side], ids.lengths[side].astype(np.int64) + 1)
-            code_points = texts.values[side].tobytes().decode().encode("utf-32-le", "surrogatepass")
+            _count(lengths[side], id_rows.lengths[side].astype(np.int64) + 1)
+            code_points = text_rows.values[side].tobytes().decode().encode("utf-32-le", "surrogatepass")
             _count(characters[side], np.frombuffer(code_points, np.uint32))
     segment = EncodedSegment(np.array(rows, TABLE), lengths=lengths, characters=characters)
     for name, parts in contents.items():
-        _write(Path(f"{stem}.{name}"), b"".join(parts), segment)
+        _write(Path(f"{task.stem}.{name}"), b"".join(parts), segment)
+    segment.dropped.update(dropped)
+    hashes_file = Path(f"{task.stem}.hashes")
+    if hashes_file.exists():  # keep those of pairs that are no duplicates, in ascending order, for corpora added later
+        hashes, positions = sorted_hashes(task.stem, task.pairs)
+        _write(hashes_file, hashes[~is_duplicate[positions]].tobytes(), segment)
+    Path(f"{task.stem}.filtered").unlink(missing_ok=True)
     return segment
 
 

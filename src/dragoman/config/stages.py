@@ -347,7 +347,11 @@ class _Plan:
         if not text.startswith(STAGE_REFERENCE):
             try:
                 path = resolve_path(move_root(text, Path(), start=self._start))
-                found = _languages_of(find_model(path))
+                folder = find_model(path)
+                data = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN).get("data", {})
+                codes = str(data.get("source_language")), str(data.get("target_language"))
+                are_codes = all(2 <= len(_primary(code)) <= 3 for code in codes)  # not names
+                found = codes if are_codes and not (folder / "languages.json").exists() else None  # None: several
             except DragomanError as error:
                 problems.append(f"{key} = {shown(text)}: {error}")
         if found is not None and [*map(_primary, found)] != [*map(_primary, wanted)]:
@@ -450,11 +454,3 @@ def _of_text(document: Mapping[str, Any], **train: str) -> dict[str, Any]:
 
 def _primary(language: str) -> str:
     return re.split("[-_]", language)[0].casefold()
-
-
-def _languages_of(folder: Path) -> tuple[str, str] | None:
-    """Return the languages of a model folder; None for several, and for names that are not codes."""
-    data = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN).get("data", {})
-    found = str(data.get("source_language")), str(data.get("target_language"))
-    is_known = all(2 <= len(_primary(code)) <= 3 for code in found) and not (folder / "languages.json").exists()
-    return found if is_known else None

@@ -72,11 +72,8 @@ def _known(config: Config, cache: Path) -> Path | None:
             return None
     except OSError:
         return None  # the check reports the file
-    settings: list[Any] = [
-        data.source_language,
-        data.target_language,
-        [side.model_dump() for side in config.tokenizer.sides],
-    ]
+    sides = [side.model_dump() for side in config.tokenizer.sides]
+    settings: list[Any] = [data.source_language, data.target_language, sides]
     settings += [len(data.train), [*data.also_valid], data.valid is None, data.test is None, text_hash(specs, cache)]
     key = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
     return cache / f"checked-{key}.json"

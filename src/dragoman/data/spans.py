@@ -300,21 +300,16 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
         start, end = match.span()
         name, is_hidden = _NAMES[match.lastgroup or ""]
         if name in _TRIMMED:
-            end = start + len(_trimmed(match[0]))
+            # Without the punctuation that follows the span, and without closing brackets that it does not open.
+            while end > start:
+                last, span = text[end - 1], text[start:end]
+                opening = {")": "(", "]": "[", "}": "{"}.get(last)
+                if last not in ".,;:!?'*-" and (opening is None or span.count(opening) >= span.count(last)):
+                    break
+                end -= 1
         yield Span(start, end, is_hidden or end - start > _LONGEST_SEEN, name)
     # Placeholder characters in the text itself, inside a match that was dropped because it overlaps another span.
     yield from (Span(*match.span(), False, "symbol") for match in _SHIELD.finditer(text))
-
-
-def _trimmed(span: str) -> str:
-    """Return a span without the punctuation that follows it, and without closing brackets that it does not open."""
-    while span:
-        last = span[-1]
-        opening = {")": "(", "]": "[", "}": "{"}.get(last)
-        if last not in ".,;:!?'*-" and (opening is None or span.count(opening) >= span.count(last)):
-            break
-        span = span[:-1]
-    return span
 
 
 def span_texts(text: str, protect: re.Pattern[str] | None = None) -> Counter[str]:

@@ -88,15 +88,11 @@ class _ZstdStream(io.RawIOBase):
 def _open_stream(path: Path) -> io.BufferedIOBase:
     if (archive := archive_of(path)) is not None:
         return io.BufferedReader(open_member(archive, path), _CHUNK)  # whose readline obeys its limit
-    match path.suffix:
-        case ".gz":
-            return gzip.open(path, "rb")
-        case ".xz":
-            return lzma.open(path, "rb")
-        case ".zst":
-            return io.BufferedReader(_ZstdStream(path.open("rb")), _CHUNK)
-        case _:
-            return path.open("rb")
+    if path.suffix == ".zst":
+        return io.BufferedReader(_ZstdStream(path.open("rb")), _CHUNK)
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
 
 
 @contextmanager

@@ -130,7 +130,13 @@ class JsonPieces(NamedPieces):
 
     def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
         encoding = self._encoding(text)
-        return [self._ours[token] for token in encoding.ids], _disjoint(encoding.offsets)
+        spans: list[tuple[int, int]] = []  # which do not overlap: of tokens that share a character the last one has it
+        limit = encoding.offsets[-1][1] if encoding.offsets else 0
+        for begin, end in reversed(encoding.offsets):
+            end = min(end, limit)
+            limit = min(begin, end)
+            spans.append((limit, end))
+        return [self._ours[token] for token in encoding.ids], spans[::-1]
 
     def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
         """Return the ids of a text.  Raises UsageError for a rate above 0."""
@@ -237,14 +243,3 @@ def _without_special_text(content: bytes, model: Any) -> str:
 
 def _special_ids(model: Any) -> set[int]:
     return {token for token, added in model.get_added_tokens_decoder().items() if added.special}
-
-
-def _disjoint(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans that do not overlap: of tokens that share a character the last one has it."""
-    spans: list[tuple[int, int]] = []
-    limit = offsets[-1][1] if offsets else 0
-    for begin, end in reversed(offsets):
-        end = min(end, limit)
-        limit = min(begin, end)
-        spans.append((limit, end))
-    return spans[::-1]

@@ -274,26 +274,22 @@ class SlotStep:
         decoder.positions.ensure_length(state.capacity, like)
         places = torch.arange(state.capacity, device=like.device)
         static = decoder.positions.static_bias(places[-1:], places)  # (H, 1, L)
-        self.bias = (
-            None
-            if static is None
-            else static[:, 0].flip(1).expand(next(_attentions(decoder))[0].n_heads, -1).contiguous()
-        )
+        self.bias = None
+        if static is not None:
+            heads = next(_attentions(decoder))[0].n_heads
+            self.bias = static[:, 0].flip(1).expand(heads, -1).contiguous()
         self.rotates = isinstance(decoder.positions, Rotary)
-        parts: list[_Sublayer] = []
-        for index, (layer, (own, cross)) in enumerate(
-            zip(self.model.decoder.layers, _attentions(self.model.decoder), strict=True)
-        ):
+        self.parts: list[_Sublayer] = []
+        for index, (layer, (own, cross)) in enumerate(zip(decoder.layers, _attentions(decoder), strict=True)):
             assert isinstance(layer, DecoderLayer)
             is_plain = layer.ffn.activation is F.relu and not layer.ffn.gated
-            parts += [
+            self.parts += [
                 _Sublayer(layer.around_self_attn, own.qkv, partial(self._self, own, index)),
                 _Sublayer(layer.around_cross_attn, cross.q, partial(self._cross, cross, index)),
                 _Sublayer(layer.around_ffn, layer.ffn.inner, partial(self._outer, layer.ffn), relu=True)
                 if is_plain
                 else _Sublayer(layer.around_ffn, None, partial(self._feed_forward, layer.ffn)),
             ]
-        self.parts = parts
 
     @torch.no_grad()
     def __call__(self, count: int) -> None:

@@ -17,14 +17,7 @@ import numpy as np
 
 from dragoman.formats.importing.comparison import toolkit_comparison
 from dragoman.formats.importing.encoder_decoder import search_section
-from dragoman.formats.importing.family import (
-    OFF,
-    ImportedVocabulary,
-    Plan,
-    accepted_values,
-    part,
-    unequal_problems,
-)
+from dragoman.formats.importing.family import OFF, ImportedVocabulary, Plan, accepted_values, part, unequal_problems
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer
 from dragoman.formats.importing.opennmt import (

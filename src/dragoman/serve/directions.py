@@ -106,7 +106,8 @@ def _size(value: Any) -> int:
     if isinstance(value, list | tuple):
         return size + sum(map(_size, value))
     if hasattr(value, "__dict__"):
-        return size + sys.getsizeof(value.__dict__) + sum(map(_size, value.__dict__.values()))
+        fields = dict(value.__dict__)  # a copy: the size of the original differs among the first instances of a class
+        return size + sys.getsizeof(fields) + sum(map(_size, fields.values()))
     return size
 
 

@@ -237,7 +237,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--seed", "3", "--top-k", "2"], 2, "--top-k, --seed: only for sampling"),
         (["translate", "MODEL", "--sample", "--temperature", "0"], 2, "use greedy search (--beam 1 without --sample)"),
         (["translate", "MODEL", "--sample", "--beam", "4"], 2, "--beam 4: has no effect with --sample; use beam"),
-        (["translate", "MODEL", "--sample", "--no-shrink-beam"], 2, "--shrink-beam False: has no effect with --sample"),
+        (["translate", "MODEL", "--sample", "--no-shrink-beam"], 2, "--no-shrink-beam: has no effect with --sample"),
         (["translate", "MODEL", "--beam-threshold", "-1"], 2, "--beam-threshold -1.0: must be 0 (off) to 1,000"),
         (["serve", "MODEL", "--beam-threshold", "nan"], 2, "beam_threshold = nan"),
         (["translate", "MODEL", "--recombine", "-1"], 2, "--recombine -1: must be 0 (off) to 10,000"),

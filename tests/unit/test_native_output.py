@@ -99,17 +99,17 @@ def test_reordered_rows_continue_from_their_own_cells(kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "field", "value", "told"),
+    ("kind", "field", "value", "expected"),
     [
         *(("ssru", 1, value, "the header holds invalid sizes") for value in (-1, 2, 1 << 30)),
         ("paper", 0, 1, "found a matrix of"),  # zero is the padding of older files
     ],
 )
-def test_a_wrong_field_of_the_ssru_is_refused(kind: str, field: int, value: int, told: str, tmp_path: Path) -> None:
+def test_a_wrong_field_of_the_ssru_is_refused(kind: str, field: int, value: int, expected: str, tmp_path: Path) -> None:
     path = pack(built(TRANSLATORS[kind], SSRU_VOCAB).float(), tmp_path / "packed", "int8", max_positions=40)
     content = bytearray(path.read_bytes())
     assert struct.unpack_from("<i", content, SSRU_FIELD) == (field,)
     struct.pack_into("<i", content, SSRU_FIELD, value)
     path.write_bytes(content)
-    with pytest.raises(DragomanError, match=told):
+    with pytest.raises(DragomanError, match=expected):
         Engine(path)

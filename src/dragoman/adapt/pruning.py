@@ -145,7 +145,7 @@ class Pruning:
         if bool(self.source) != bool(self.target) or not (self.source or self.layers or self.add_language):
             yield "accepted: source and target with the text of both sides, a number of layers, a language, or all"
         if bool(self.add_language) != bool(self.like):
-            yield f"add_language {self.add_language}, like {self.like}: accepted: both, a new code and a related one"
+            yield f"add_language = {self.add_language!r}, like = {self.like!r}; accepted: both, or neither"
         if self.min_count < 1:
             yield f"min_count = {self.min_count}; accepted: at least 1"
         model = config and config.model

@@ -129,9 +129,9 @@ class Command(TyperCommand):
         message = message.replace("sample = False, beam = 1", flags)
         for option in self.params:
             if option.param_type_name == "option":
-                flag = option.opts[0]
-                message = re.sub(rf"(?<![\w.]){option.name} = True\b", flag, message)
-                message = re.sub(rf"(?<![\w.]){option.name} = ", f"{flag} ", message)
+                for value, flag in zip((True, False), (option.opts[0], *option.secondary_opts), strict=False):
+                    message = re.sub(rf"(?<![\w.]){option.name} = {value}\b", flag, message)
+                message = re.sub(rf"(?<![\w.]){option.name} = ", f"{option.opts[0]} ", message)
         return message
 
 

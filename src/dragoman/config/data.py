@@ -392,7 +392,7 @@ class PromptConfig(Section):
     def _problems(self, stored: bool) -> Iterator[str]:
         found = _PLACEHOLDER.findall(self.template)
         if found.count("source") != 1:
-            yield f"template contains {{source}} {found.count('source')} times; accepted: once, in place of the source"
+            yield f"template contains {{source}} {found.count('source')} times; it must contain it exactly once"
         if unknown := sorted(set(found) - {"source", *_LANGUAGES}):
             shown = ", ".join(f"{{{name}}}" for name in unknown)
             yield f"template contains {clip(shown)}; accepted: {{source}}, {{source_language}}, {{target_language}}"

@@ -58,7 +58,7 @@ _NO_BEAM = {"beam": 1, **asdict(Pruning()), "early_end": "auto"}
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of beam search, or of sampling with `sample=True`; defaults as in Vaswani et al. 2017, 6.1.
+    """Settings of beam search, or of sampling with `sample=True`; beam, alpha, max_extra: Vaswani et al. 2017, 6.1.
 
     beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
     sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is more than this below

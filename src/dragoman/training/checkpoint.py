@@ -1,8 +1,10 @@
 """The state that a resumed run needs besides the model: optimizer moments (`training.safetensors`), progress and the
 hash of the data (`training.json`); and the model of `train.init_from`.
 
-`TrainingRun.save` in run.py writes a checkpoint.  No random state is stored: `Progress` holds the position in the data,
-`BatchStream` continues there, and the task plans the same batches again from the seed and the number of the epoch.
+A checkpoint is a model folder with these files.  `TrainingRun.save` in run.py collects them, and `save_model` in
+`models/model_folder.py` writes the folder under a temporary name, flushes it and renames it.  No random state is stored:
+`Progress` holds the position in the data, `BatchStream` continues there, and the task plans the same batches again from
+the seed and the number of the epoch.
 
 With `train.parallel.kind = "fsdp"`, process i of n writes its rows of every tensor as `training-i-of-n.safetensors`.
 """

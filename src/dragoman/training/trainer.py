@@ -50,7 +50,7 @@ from dragoman.training.tasks.translation import TranslationValidation
 
 
 class Interrupt:
-    """Records SIGINT and SIGTERM, so that training stops after the current step; a second signal stops at once."""
+    """Records SIGINT and SIGTERM: training saves a checkpoint after the current step and ends; a second stops at once."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -12,9 +12,9 @@ import hashlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Union, get_args
@@ -156,23 +156,19 @@ def is_lower_better(metric: str) -> bool:
     return part is not None and bool(part.details.get("lower_is_better"))
 
 
-class Reporters(Reporter):
-    """Passes every event of a training to several reporters."""
-
-    def __init__(self, all_: Sequence[Reporter]) -> None:
-        for name in (name for name in vars(Reporter) if not name.startswith("_")):
-            setattr(self, name, partial(self._tell, [getattr(one, name) for one in all_]))
-
-    @staticmethod
-    def _tell(methods: Sequence[Callable[..., None]], *args: Any) -> None:
-        for method in methods:
-            method(*args)
+def together(*parts: Reporter) -> Reporter:
+    """Return a reporter that passes every event of a training to several reporters."""
+    whole = Reporter()
+    for name in (name for name in vars(Reporter) if not name.startswith("_")):
+        methods = [getattr(part, name) for part in parts]
+        setattr(whole, name, lambda *event, methods=methods: [method(*event) for method in methods])
+    return whole
 
 
 def reporters(run: Path, first: Reporter) -> Reporter:
     """Return a reporter that passes the events of a training to `first` and to the registered ones."""
     made = [part.make(run) for part in registered("reporter").values()]
-    return Reporters([first, *(one for one in made if one is not None)]) if any(made) else first
+    return together(first, *(one for one in made if one is not None)) if any(made) else first
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

@@ -160,19 +160,20 @@ class Config(Section):
             yield f'{key} = true needs a Transformer; model.architecture is "{architecture}": remove the key'
         elif train.gradient_checkpointing and norm.kind == "batch":
             yield f'{key} = true would count each batch twice in model.norm.kind = "batch"; use "layer" or "rms"'
-        for key in ("relaxed_attention", "stochastic_depth"):
-            if getattr(train.regularizer, key) and architecture not in _STACKS:
-                yield (
-                    f"train.regularizer.{key} needs the layers of a Transformer; model.architecture is "
-                    f'"{architecture}"; accepted: {", ".join(_STACKS)}; remove the key'
-                )
         sharded = train.parallel.kind == "fsdp"  # a layer is gathered, and an update needs only its rows
         refused, instead = 'train.parallel.kind "fsdp"', 'or use train.parallel.kind "replicated"'
-        if sharded and architecture not in _STACKS:
-            yield (
-                f'{refused} needs the layers of a Transformer; model.architecture is "{architecture}"; accepted: '
-                f"{', '.join(_STACKS)}; {instead}"
-            )
+        of_layers = {
+            "train.regularizer.relaxed_attention": (train.regularizer.relaxed_attention, "remove the key"),
+            "train.regularizer.stochastic_depth": (train.regularizer.stochastic_depth, "remove the key"),
+            refused: (sharded, instead),
+            "train.lora": (train.lora, "remove train.lora to train all weights"),
+        }
+        for key, (used, advice) in of_layers.items():
+            if used and architecture not in _STACKS:
+                yield (
+                    f'{key} needs the layers of a Transformer; model.architecture is "{architecture}"; accepted: '
+                    f"{', '.join(_STACKS)}; {advice}"
+                )
         if sharded and train.optimizer.kind not in _ELEMENTWISE:
             yield (
                 f'{refused} splits matrices, which train.optimizer.kind "{train.optimizer.kind}" needs as a whole; '
@@ -186,11 +187,6 @@ class Config(Section):
             yield f'tokenizer.add_words has no effect on data of kind "{self.data.kind}"; remove it'
         if train.lora is None:
             return
-        if architecture not in _STACKS:
-            yield (
-                f'train.lora needs the layers of a Transformer; model.architecture is "{architecture}"; accepted: '
-                f"{', '.join(_STACKS)}; remove train.lora to train all weights"
-            )
         if words:
             yield "train.lora does not train embeddings, which tokenizer.add_words needs; remove one of both"
         if train.ema:

@@ -1,8 +1,8 @@
 """The state that a resumed run needs besides the model: optimizer moments (`training.safetensors`), progress and the
 hash of the data (`training.json`); and the model of `train.init_from`.
 
-A checkpoint is a model folder with these files.  `TrainingRun.save` in run.py collects them, and `save_model` in
-`models/model_folder.py` writes the folder under a temporary name, flushes it and renames it.  No random state is stored:
+A checkpoint is a model folder with these files.  `TrainingRun.save` in run.py collects them; `save_model` in
+`models/model_folder.py` writes the folder under a temporary name, flushes and renames it.  No random state is stored:
 `Progress` holds the position in the data, `BatchStream` continues there, and the task plans the same batches again from
 the seed and the number of the epoch.
 

@@ -18,21 +18,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from dragoman.config import (
-    AdamConfig,
-    AdamWConfig,
-    BudgetSchedule,
-    ConstantSchedule,
-    CosineSchedule,
-    InverseSqrtSchedule,
-    LinearSchedule,
-    MuonConfig,
-    Schedule,
-    SGDConfig,
-    Share,
-    WarmupStableDecaySchedule,
-)
-from dragoman.config import Optimizer as OptimizerConfig
+from dragoman import config as sections
 from dragoman.nn.layers import OutputProjection
 from dragoman.nn.positions import Positions
 
@@ -80,9 +66,11 @@ class Adam(Optimizer):
 
     can_skip = True
 
-    def __init__(self, config: AdamConfig | AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, config: sections.AdamConfig | sections.AdamWConfig | sections.MuonConfig, parameters: list[nn.Parameter]
+    ) -> None:
         decay = getattr(config, "weight_decay", 0.0)
-        self._is_decoupled = not isinstance(config, AdamConfig)
+        self._is_decoupled = not isinstance(config, sections.AdamConfig)
         common = {"betas": (config.beta1, config.beta2), "eps": config.eps}
         super().__init__([{**group, **common} for group in decayed(parameters, decay)])
         # Now, beside the weights: between the gradients of the first step, they would split the memory that is free in
@@ -104,7 +92,7 @@ class Adam(Optimizer):
 class SGD(Optimizer):
     """Gradient descent with momentum and L2 regularization."""
 
-    def __init__(self, config: SGDConfig, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, config: sections.SGDConfig, parameters: list[nn.Parameter]) -> None:
         super().__init__(decayed(parameters, config.weight_decay))
         self._momentum = config.momentum
 
@@ -129,7 +117,7 @@ class Muon(Optimizer):
 
     can_skip = True
 
-    def __init__(self, config: MuonConfig, matrices: list[nn.Parameter]) -> None:
+    def __init__(self, config: sections.MuonConfig, matrices: list[nn.Parameter]) -> None:
         super().__init__([{"params": matrices, "weight_decay": config.weight_decay, "momentum": config.momentum}])
         for p in matrices:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
@@ -197,7 +185,7 @@ class MuonWithAdamW(Optimizer):
 
     can_skip = True
 
-    def __init__(self, config: MuonConfig, model: nn.Module) -> None:
+    def __init__(self, config: sections.MuonConfig, model: nn.Module) -> None:
         chosen = is_for_muon(model)
         super().__init__([])
         self._muon = Muon(config, [p for p, for_muon in chosen.items() if for_muon])
@@ -231,28 +219,30 @@ def is_for_muon(model: nn.Module) -> dict[nn.Parameter, bool]:
     return {p: p.dim() == 2 and p not in excluded for p in model.parameters() if p.requires_grad}
 
 
-def learning_rate(schedule: Schedule, d_model: int, step: int, used: float, warmup: float | None = None) -> float:
+def learning_rate(
+    schedule: sections.Schedule, d_model: int, step: int, used: float, warmup: float | None = None
+) -> float:
     """Return the learning rate of update `step` (from 1), as `[train.schedule]` sets it (its keys: `config/train.py`).
 
     used: fraction of the budget (`budget_fraction`); without effect on the schedules inverse_sqrt and constant.
     warmup: steps of the warm-up, needed if the schedule has a share of the budget.
     """
     if warmup is None:
-        assert not isinstance(schedule.warmup, Share)
+        assert not isinstance(schedule.warmup, sections.Share)
         warmup = schedule.warmup
     warm = min(1.0, step / warmup)
-    if isinstance(schedule, InverseSqrtSchedule):
+    if isinstance(schedule, sections.InverseSqrtSchedule):
         # Vaswani et al. 2017, equation 3.
         return float(schedule.factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5))
     shape: str
     match schedule:
-        case ConstantSchedule():
+        case sections.ConstantSchedule():
             return schedule.rate * warm
-        case BudgetSchedule():
+        case sections.BudgetSchedule():
             decay, shape, floor = schedule.decay, schedule.shape, 0.0
-        case WarmupStableDecaySchedule():
+        case sections.WarmupStableDecaySchedule():
             decay, shape, floor = schedule.decay, "sqrt", schedule.floor
-        case LinearSchedule() | CosineSchedule():
+        case sections.LinearSchedule() | sections.CosineSchedule():
             decay, shape, floor = 1.0, schedule.kind, schedule.floor
     left = min(1.0, max(0.0, (1 - used) / decay))  # falls from 1 to 0 in the last part of the budget
     if shape == "cosine":
@@ -262,20 +252,20 @@ def learning_rate(schedule: Schedule, d_model: int, step: int, used: float, warm
     return float(schedule.peak * warm * (floor + (1 - floor) * left))
 
 
-def state_size(config: OptimizerConfig) -> int:
+def state_size(config: sections.Optimizer) -> int:
     """Return how many values the optimizer stores per parameter."""
-    if isinstance(config, SGDConfig):
+    if isinstance(config, sections.SGDConfig):
         return 1 if config.momentum else 0
     return 2  # the moments of Adam; Muon stores one value for the parameters of its matrices
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
+def build_optimizer(config: sections.Optimizer, model: nn.Module) -> Optimizer:
     """Return the optimizer of a model; weight decay is for matrices only.
 
     AdamW and Muon subtract rate * decay * weight from the weight; SGD adds decay * weight to the gradient (L2
     regularization).
     """
-    if isinstance(config, MuonConfig):
+    if isinstance(config, sections.MuonConfig):
         return MuonWithAdamW(config, model)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return SGD(config, parameters) if isinstance(config, SGDConfig) else Adam(config, parameters)
+    return SGD(config, parameters) if isinstance(config, sections.SGDConfig) else Adam(config, parameters)

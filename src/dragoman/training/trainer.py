@@ -50,7 +50,7 @@ from dragoman.training.tasks.translation import TranslationValidation
 
 
 class Interrupt:
-    """Records SIGINT and SIGTERM: training saves a checkpoint after the current step and ends; a second stops at once."""
+    """Records SIGINT and SIGTERM: training saves a checkpoint after this step and ends; a second one ends it now."""
 
     def __init__(self) -> None:
         self.requested = False

@@ -22,7 +22,7 @@ from dragoman.io.lock import lock_run
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.io.writing import write_file
-from dragoman.registry import Reporters
+from dragoman.registry import together
 from dragoman.training.trainer import metric_value, train
 from dragoman.tune.space import Plan
 
@@ -137,7 +137,7 @@ def _train(plan: Plan, out: Path, trial: Trial, asked: Any, reporter: Reporter) 
         asked.report(value, step)
     try:
         config, _ = plan.config(trial.values)
-        result = train(config, run, reporter=Reporters([reporter, _Watch(validated)]))
+        result = train(config, run, reporter=together(reporter, _Watch(validated)))
     except _Pruned:
         trial.state = "pruned"
     except (ConfigError, TrainingError) as error:

@@ -2,10 +2,10 @@
 call is dispatched.
 
 A function returns what its formula returns, up to rounding.  Which implementation runs depends on the device, the
-dtype, the sizes, whether a gradient is needed, and the processor (`native/library.py`), never on a measurement.  The
-C++ kernels in `native/` compute float32 on a CPU for which they were built (`uses_kernels`), where a gradient is needed;
-the Triton kernels in `cuda/` run on GPUs (`uses_triton`).  `functions.py` has the implementations in PyTorch, and calls
-of the C++ kernels with their gradients; `dropout.py` inexpensive random numbers.
+dtype, the sizes, whether a gradient is needed, and the processor (`native/library.py`), never on a measurement.  Where
+a gradient is needed, the C++ kernels in `native/` compute float32 on a CPU for which they were built (`uses_kernels`);
+the Triton kernels in `cuda/` run on GPUs (`uses_triton`).  `functions.py` has the implementations in PyTorch and the
+gradients of the C++ kernels, `dropout.py` inexpensive random numbers.
 
 Shapes: N rows, H heads, Hkv key-value heads, Tq/Tk query/key positions, D d_model, Dk key size, Dh head size.
 """

@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli import options
-from dragoman.cli.streams import (
-    answer_lines,
-    is_interactive,
-    log,
-    open_output,
-    print_json,
-    read_input,
-    read_parallel,
-    read_turns,
-    show_progress,
-    typed_lines,
-)
+from dragoman.cli import options, streams
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,12 +43,12 @@ def score(
     if data.about.continues and source is None and (source_language or target_language):
         raise UsageError(f"{model}: a language model translates between no languages; omit --from and --to")
     loading: dict[str, Any] = {"device": device, "quantize": quantize}
-    with open_output(None) as write:
+    with streams.open_output(None) as write:
         if data.kind == "dialogue":
             from dragoman.pipelines.generation import Chat
 
             chat = Chat.load(model, **loading)
-            for dialogue in read_turns(target, model):
+            for dialogue in streams.read_turns(target, model):
                 (scores,) = chat.score([dialogue])
                 write(f"{sum(turn.log_prob for turn in scores):.6f}\t{sum(turn.tokens for turn in scores)}")
             return
@@ -68,13 +56,13 @@ def score(
             from dragoman.pipelines.generation import TextGenerator
 
             generator = TextGenerator.load(model, **loading)
-            for text in read_input(target):
+            for text in streams.read_input(target):
                 (text_score,) = generator.score([text])
                 write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
             return
         from dragoman.pipelines.translation import Translator
 
-        sources, targets = read_parallel(source, target)
+        sources, targets = streams.read_parallel(source, target)
         translator = Translator.load(model, **loading)
         for row in translator.score(sources, targets, source_language=source_language, target_language=target_language):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
@@ -101,7 +89,7 @@ def evaluate(
     from dragoman.models.model_folder import read_config
     from dragoman.pipelines.translation import Translator
 
-    sources, references = read_parallel(source, reference)
+    sources, references = streams.read_parallel(source, reference)
     loading: dict[str, Any] = {"device": device, "quantize": quantize}
     languages = {"source_language": source_language, "target_language": target_language}
     evaluation = evaluate_model(
@@ -113,15 +101,15 @@ def evaluate(
         tokenize=tokenize,
         split=split,
         **{name: code for name, code in languages.items() if code is not None},
-        progress=lambda translations: show_progress(translations, "translating", len(sources)),
+        progress=lambda translations: streams.show_progress(translations, "translating", len(sources)),
     )
     warning = overlap_warning(model, sources)
     if as_json:
-        print_json(evaluation.to_json() | {"warning": warning})
+        streams.print_json(evaluation.to_json() | {"warning": warning})
         return
     typer.echo("\n".join(evaluation.lines()))
     if warning:
-        log(f"warning: {warning}")
+        streams.log(f"warning: {warning}")
 
 
 def generate(
@@ -166,8 +154,8 @@ def generate(
         raise UsageError("--role applies to dialogues; specify them with --turns, or omit --role")
     generator = TextGenerator.load(model, device)
     settings["max_tokens"] = 200 if max_tokens is None else max_tokens
-    with open_output(output, input_) as write:
-        typed = answer_lines(input_, lambda prompts: generator.stream(prompts, **settings))
+    with streams.open_output(output, input_) as write:
+        typed = streams.answer_lines(input_, lambda prompts: generator.stream(prompts, **settings))
         for answer in generator.stream(prompt, **settings) if prompt else typed:
             write(json.dumps(answer.to_json(), ensure_ascii=False) if jsonl else answer.text)
 
@@ -180,15 +168,15 @@ def _reply(
 
     chat = Chat.load(model, device)
     truncated, roles = 0, set[str]()
-    with open_output(output, turns) as write:
-        for reply in chat.stream(read_turns(turns, model), role, **settings):
+    with streams.open_output(output, turns) as write:
+        for reply in chat.stream(streams.read_turns(turns, model), role, **settings):
             truncated += reply.truncated
             roles.add(reply.role)
             write(json.dumps(reply.to_json(), ensure_ascii=False) if jsonl else one_line(reply.text))
     for warning in filter(None, map(chat.role_warning, sorted(roles))):
-        log(f"warning: {warning}")
+        streams.log(f"warning: {warning}")
     if truncated:
-        log(f"truncated: {truncated:,} dialogues longer than the context; their oldest turns were not read")
+        streams.log(f"truncated: {truncated:,} dialogues longer than the context; their oldest turns were not read")
 
 
 def label(
@@ -206,8 +194,8 @@ def label(
     labeller = Labeller.load(model, resolve_device(device))
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "does not label text")
-    with open_output(output, input_) as write:
-        for labels in answer_lines(input_, labeller.stream):
+    with streams.open_output(output, input_) as write:
+        for labels in streams.answer_lines(input_, labeller.stream):
             write(json.dumps(labels.to_json(), ensure_ascii=False) if jsonl else str(labels))
 
 
@@ -227,12 +215,12 @@ def parse(
     parser = Parser.load(model, device)
     settings: dict[str, Any] = {} if beam is None else {"beam": beam}
     repaired = 0
-    with open_output(output, input_) as write:
-        for tree, well_formed in answer_lines(input_, lambda lines: parser.stream(lines, **settings)):
+    with streams.open_output(output, input_) as write:
+        for tree, well_formed in streams.answer_lines(input_, lambda lines: parser.stream(lines, **settings)):
             write(str(tree) if tree.children else "")
             repaired += bool(tree.children) and not well_formed
     if repaired:
-        log(f"repaired: {repaired} model outputs that were not trees over the words")
+        streams.log(f"repaired: {repaired} model outputs that were not trees over the words")
 
 
 # ----------------------------------------------------------------------------------------------------------------- chat
@@ -267,23 +255,23 @@ def chat(
     loaded = Chat.load(model, device)
     session = Session(loaded, role, as_, {**settings, "sample": not greedy, "max_tokens": max_tokens})
     if warning := loaded.role_warning(session.role):
-        log(f"warning: {warning}")
-    if is_interactive():
-        log(f"You are {session.user}, the model is {session.role}. {_CHAT_COMMANDS}; or Ctrl-D.")
+        streams.log(f"warning: {warning}")
+    if streams.is_interactive():
+        streams.log(f"You are {session.user}, the model is {session.role}. {_CHAT_COMMANDS}; or Ctrl-D.")
 
         def show(piece: str) -> None:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-        for line in typed_lines(lambda: f"{session.user}: "):
+        for line in streams.typed_lines(lambda: f"{session.user}: "):
             try:
                 if session.answer(line, show) is None:
                     return
             except UsageError as error:
-                log(str(error))
+                streams.log(str(error))
         return
-    with open_output(None) as write:
-        for line in read_input(None):
+    with streams.open_output(None) as write:
+        for line in streams.read_input(None):
             answer = session.answer(line)
             if answer is None:
                 return
@@ -338,7 +326,7 @@ class Session:
             reply = answered(pieces, lambda piece: show(one_line(piece)))
             show("\n")
         if reply.truncated and not self._truncated:
-            log(f"truncated: only the newest turns fit into the context of {self.chat.context:,} tokens")
+            streams.log(f"truncated: only the newest turns fit into the context of {self.chat.context:,} tokens")
         self._truncated = reply.truncated
         self.turns = [*turns, Turn(self.role, reply.text)][-self.chat.context :]  # more turns never fit
         return reply.text
@@ -349,15 +337,15 @@ class Session:
             return None
         if name == "/reset":
             self.turns = []
-            log("all turns are forgotten")
+            streams.log("all turns are forgotten")
         elif name == "/role":
             try:
                 self.role = self.chat.check_role(argument.strip(), "/role ")
-                log(f"the model is {self.role}")
+                streams.log(f"the model is {self.role}")
                 if warning := self.chat.role_warning(self.role):
-                    log(f"warning: {warning}")
+                    streams.log(f"warning: {warning}")
             except UsageError as error:
-                log(str(error))
+                streams.log(str(error))
         else:
-            log(f"{name}: no such command; accepted: {_CHAT_COMMANDS}, or // before a turn that begins with /")
+            streams.log(f"{name}: no such command; accepted: {_CHAT_COMMANDS}, or // before a turn that begins with /")
         return ""

@@ -16,27 +16,9 @@ from dragoman.models.seq2seq import EncoderOnly, Network
 from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, StackParts, Transformer
 from dragoman.models.vision import Vision
 from dragoman.nn import convolution, layers, positions, recurrent_attention
+from dragoman.nn import recurrent as cells
 from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.layers import (
-    ACTIVATIONS,
-    DecoderLayer,
-    Embedding,
-    EncoderLayer,
-    FeedForward,
-    OutputProjection,
-    SubLayer,
-)
 from dragoman.nn.linear_attention import LinearSelfAttention
-from dragoman.nn.recurrent import (
-    GRU,
-    LSTM,
-    Cell,
-    ContextLayer,
-    InitialState,
-    RecurrentDecoderLayer,
-    RecurrentEncoderLayer,
-    VanillaRNN,
-)
 from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
 from dragoman.registry import find
 
@@ -78,7 +60,7 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
             parts[module.qkv] = module.parts
         elif isinstance(module, CrossAttention):
             parts[module.kv] = module.parts
-        elif isinstance(module, Embedding):
+        elif isinstance(module, layers.Embedding):
             nn.init.normal_(module.weight, std=module.weight.size(1) ** -0.5, generator=generator)
         elif isinstance(module, nn.Linear) and module is not output:
             for part in module.weight.data.split(parts.get(module, (module.out_features,))):
@@ -95,22 +77,21 @@ def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: boo
     network: Network
     match config:
         case sections.TransformerConfig():
-            conventions = config.scale_embeddings, config.output_bias
-            src, tgt, output = _embeddings(config, src_vocab, tgt_vocab, shared, *conventions)
+            src, tgt, output = _embeddings(config, src_vocab, tgt_vocab, shared)
             decoder_layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
             decoder = Decoder(tgt, _stack(config, decoder_layers, bidirectional=False))
             network = Transformer(_encoder(config, src, config.encoder_layers), decoder, output)
         case sections.DecoderOnlyConfig():
-            embedding, output = _ends(config, tgt_vocab, tgt_vocab, config.scale_embeddings, config.output_bias)
+            embedding, output = _ends(config, tgt_vocab, tgt_vocab)
             stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=False)
             network = DecoderOnly(embedding, stack, output)
         case sections.EncoderOnlyConfig():
-            embedding, output = _ends(config, src_vocab, tgt_vocab, config.scale_embeddings, config.output_bias)
+            embedding, output = _ends(config, src_vocab, tgt_vocab)
             encoder = _encoder(config, embedding, config.n_layers)
             network = EncoderOnly(encoder, _head(config), output, config.pooling)
         case sections.VisionConfig():
             linear = nn.Linear(src_vocab, config.d_model)
-            output = _output(config.d_model, tgt_vocab, None, config.output_bias)
+            output = _output(config, tgt_vocab, None)
             stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=True)
             network = Vision(linear, stack, output, config.n_patches)
         case sections.RecurrentConfig():
@@ -118,7 +99,7 @@ def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: boo
         case sections.RecurrentLMConfig():
             embedding, output = _ends(config, tgt_vocab, tgt_vocab)
             sizes = config.d_model, config.d_model, config.initial_state.kind
-            lm_layers = [RecurrentDecoderLayer(_cell(config.cell, *sizes)) for _ in range(config.n_layers)]
+            lm_layers = [cells.RecurrentDecoderLayer(_cell(config.cell, *sizes)) for _ in range(config.n_layers)]
             network = recurrent.RecurrentLM(embedding, lm_layers, config.dropout, output)
         case sections.RecurrentEncoderConfig():
             embedding, output = _ends(config, src_vocab, tgt_vocab)
@@ -142,22 +123,22 @@ def _registered(kind: str, name: str) -> Callable[..., Any]:
 
 
 def _recurrent(
-    config: RecurrentSeq2Seq, src: Embedding, tgt: Embedding, output: OutputProjection
+    config: RecurrentSeq2Seq, src: layers.Embedding, tgt: layers.Embedding, output: layers.OutputProjection
 ) -> recurrent.Recurrent:
     d, attention = config.d_model, config.attention
     encoder = recurrent.RecurrentEncoder(src, _recurrent_encoder_layers(config, config.encoder_layers), config.dropout)
     reads_source = attention.kind != "none" or attention.context == "every_step"
     # The first cell reads the embedding, and if it reads the source, also the context vector or the vector fed back.
     cell = _cell(config.cell, 2 * d if reads_source else d, d)
-    first: RecurrentDecoderLayer
+    first: cells.RecurrentDecoderLayer
     if attention.kind == "bahdanau":
         first = recurrent_attention.BahdanauLayer(cell, recurrent_attention.AdditiveAttention(d), d)
     elif attention.kind == "luong":
         dot, general = recurrent_attention.DotAttention, recurrent_attention.GeneralAttention
         first = recurrent_attention.LuongLayer(cell, dot() if attention.score == "dot" else general(d), d)
     else:
-        first = ContextLayer(cell) if reads_source else RecurrentDecoderLayer(cell)
-    others = [RecurrentDecoderLayer(_cell(config.cell, d, d)) for _ in range(config.decoder_layers - 1)]
+        first = cells.ContextLayer(cell) if reads_source else cells.RecurrentDecoderLayer(cell)
+    others = [cells.RecurrentDecoderLayer(_cell(config.cell, d, d)) for _ in range(config.decoder_layers - 1)]
     bridge = recurrent.Bridge(d, config.directions, config.decoder_layers, cell.parts)
     decoder = recurrent.RecurrentDecoder(tgt, [first, *others], bridge, config.dropout)
     return recurrent.Recurrent(encoder, decoder, output)
@@ -165,27 +146,29 @@ def _recurrent(
 
 def _recurrent_encoder_layers(
     config: RecurrentSeq2Seq | sections.RecurrentEncoderConfig, count: int
-) -> list[RecurrentEncoderLayer]:
+) -> list[cells.RecurrentEncoderLayer]:
     """Return layers of which each of two directions has d_model / 2 features, so that all vectors have d_model."""
     d, directions, initial = config.d_model, config.directions, config.initial_state.kind
     return [
-        RecurrentEncoderLayer(*(_cell(config.cell, d, d // directions, initial) for _ in range(directions)))
+        cells.RecurrentEncoderLayer(*(_cell(config.cell, d, d // directions, initial) for _ in range(directions)))
         for _ in range(count)
     ]
 
 
-def _cell(cell: sections.RecurrentCell, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
+def _cell(
+    cell: sections.RecurrentCell, d_in: int, d_model: int, initial_state: cells.InitialState = "zeros"
+) -> cells.Cell:
     match cell:
         case sections.RNNCell(activation=activation):
-            return VanillaRNN(d_in, d_model, activation, initial_state)
+            return cells.VanillaRNN(d_in, d_model, activation, initial_state)
         case sections.GRUCell():
-            return GRU(d_in, d_model, initial_state)
+            return cells.GRU(d_in, d_model, initial_state)
         case sections.LSTMCell():
-            return LSTM(d_in, d_model, initial_state)
+            return cells.LSTM(d_in, d_model, initial_state)
 
 
 def _convolutional(
-    config: sections.ConvolutionalConfig, src: Embedding, tgt: Embedding, output: OutputProjection
+    config: sections.ConvolutionalConfig, src: layers.Embedding, tgt: layers.Embedding, output: layers.OutputProjection
 ) -> convolutional.Convolutional:
     d, dropout = config.d_model, config.dropout
 
@@ -205,28 +188,25 @@ def _convolutional(
 
 
 def _embeddings(
-    config: sections.TransformerConfig | sections.RecurrentConfig | sections.ConvolutionalConfig,
-    src_vocab: int,
-    tgt_vocab: int,
-    shared: bool,
-    scaled: bool = True,
-    bias: bool = False,
-) -> tuple[Embedding, Embedding, OutputProjection]:
-    src = Embedding(src_vocab, config.d_model, scaled)
-    tgt = src if config.tie in ("all", "embeddings") and shared else Embedding(tgt_vocab, config.d_model, scaled)
-    return src, tgt, _output(config.d_model, tgt_vocab, tgt if config.tie in ("all", "target") else None, bias)
+    config: Any, src_vocab: int, tgt_vocab: int, shared: bool
+) -> tuple[layers.Embedding, layers.Embedding, layers.OutputProjection]:
+    src = _embedding(config, src_vocab)
+    tgt = src if config.tie in ("all", "embeddings") and shared else _embedding(config, tgt_vocab)
+    return src, tgt, _output(config, tgt_vocab, tgt if config.tie in ("all", "target") else None)
 
 
-def _ends(
-    config: OneStack, vocab: int, outputs: int, scaled: bool = True, bias: bool = False
-) -> tuple[Embedding, OutputProjection]:
+def _ends(config: OneStack, vocab: int, outputs: int) -> tuple[layers.Embedding, layers.OutputProjection]:
     """Build the embedding and the output layer of a model with one stack, tied as configured."""
-    embedding = Embedding(vocab, config.d_model, scaled)
-    return embedding, _output(config.d_model, outputs, embedding if config.tie == "all" else None, bias)
+    embedding = _embedding(config, vocab)
+    return embedding, _output(config, outputs, embedding if config.tie == "all" else None)
 
 
-def _output(d_model: int, vocab: int, tied: Embedding | None, bias: bool = False) -> OutputProjection:
-    output = OutputProjection(d_model, vocab, bias)
+def _embedding(config: Any, vocab: int) -> layers.Embedding:
+    return layers.Embedding(vocab, config.d_model, getattr(config, "scale_embeddings", True))
+
+
+def _output(config: Any, vocab: int, tied: layers.Embedding | None) -> layers.OutputProjection:
+    output = layers.OutputProjection(config.d_model, vocab, getattr(config, "output_bias", False))
     if tied is not None:
         output.weight = tied.weight
     return output
@@ -242,7 +222,7 @@ def _head(config: sections.EncoderOnlyConfig) -> nn.Module:
             return layers.DenseHead(config.d_model, config.activation, _norm(config))
 
 
-def _encoder(config: BlockConfig, embedding: Embedding, count: int) -> Encoder:
+def _encoder(config: BlockConfig, embedding: layers.Embedding, count: int) -> Encoder:
     return Encoder(embedding, _stack(config, _encoder_layers(config, count), bidirectional=True))
 
 
@@ -287,17 +267,17 @@ def _norm(config: BlockConfig) -> nn.Module:
     return make(config.d_model, **config.norm.model_dump(exclude={"kind"}))
 
 
-def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
+def _encoder_layers(config: BlockConfig, count: int) -> list[layers.EncoderLayer]:
     sublayer = partial(_sublayer, config)
-    return [EncoderLayer(_self_attention(config), _feed_forward(config), sublayer) for _ in range(count)]
+    return [layers.EncoderLayer(_self_attention(config), _feed_forward(config), sublayer) for _ in range(count)]
 
 
-def _decoder_layer(config: sections.TransformerConfig) -> DecoderLayer | SSRUDecoderLayer:
+def _decoder_layer(config: sections.TransformerConfig) -> layers.DecoderLayer | SSRUDecoderLayer:
     cross_attn, ffn = _softmax_attention(CrossAttention, config), _feed_forward(config)
     sublayer = partial(_sublayer, config)
     if config.decoder_self == "ssru":
         return SSRUDecoderLayer(SSRU(config.d_model), cross_attn, ffn, sublayer)
-    return DecoderLayer(_self_attention(config), cross_attn, ffn, sublayer)
+    return layers.DecoderLayer(_self_attention(config), cross_attn, ffn, sublayer)
 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
@@ -324,13 +304,13 @@ def _softmax_attention(kind: type[Attention], config: BlockConfig) -> Attention:
     )
 
 
-def _feed_forward(config: BlockConfig) -> FeedForward:
-    if config.activation not in ACTIVATIONS:
-        ACTIVATIONS[config.activation] = _registered("activation", config.activation)
-    return FeedForward(
+def _feed_forward(config: BlockConfig) -> layers.FeedForward:
+    if config.activation not in layers.ACTIVATIONS:
+        layers.ACTIVATIONS[config.activation] = _registered("activation", config.activation)
+    return layers.FeedForward(
         config.d_model, config.d_ff, config.activation, config.gated, config.activation_dropout, config.bias
     )
 
 
-def _sublayer(config: BlockConfig) -> SubLayer:
-    return SubLayer(_norm(config), config.dropout, config.order)
+def _sublayer(config: BlockConfig) -> layers.SubLayer:
+    return layers.SubLayer(_norm(config), config.dropout, config.order)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from numbers import Integral, Real
 from typing import Any
 
@@ -192,10 +192,7 @@ class Phrases:
 
     def contained(self, tokens: Ids) -> list[bool]:
         """Return for each phrase whether the tokens contain it, without overlaps, as the search counts it."""
-        progress = self.start
-        for token in tokens:
-            progress = progress.after(token)
-        return list(progress.done)
+        return list(reduce(PhraseProgress.after, tokens, self.start).done)
 
 
 @dataclass(frozen=True)

@@ -290,15 +290,12 @@ class CausalTokenizer(ReferenceTokenizer):
         return [*(self.target.get(i, -1) for i in called(self.name, self.tokenizer, text, **options).input_ids), EOS]
 
 
-class SentencepieceReference(ReferenceTokenizer):
+class SentencepieceReference(CausalTokenizer):
     """The sentencepiece model of a checkpoint, where `transformers` replaces parts of it."""
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary, file: str = "tokenizer.model") -> None:
         self.model, self.theirs = spm.SentencePieceProcessor(model_file=str(folder / file)), vocabulary.target
         self.target, self.name = our_ids(vocabulary.target), ""
-
-    def encode_source(self, text: str) -> list[int]:
-        return self.encode_target(text)
 
     def encode_target(self, text: str) -> list[int]:
         return [*(self.target[token] for token in self.model.encode(text)), EOS]

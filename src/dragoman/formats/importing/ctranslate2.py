@@ -31,7 +31,7 @@ from dragoman.formats.importing.ctranslate2_files import (
     read_shape,
     token_lists,
 )
-from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections, tie_of
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan
 from dragoman.formats.importing.listed_vocabulary import ListedReference, listed_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder
@@ -183,8 +183,7 @@ def _tie(tensors: Mapping[str, Tensor], is_shared: bool) -> str:
     if source is None or target is None or output is None:
         return "none"  # reported as missing
     sides = is_shared and source.shape == target.shape and torch.equal(source, target)
-    is_output = target.shape == output.shape and torch.equal(target, output)
-    return ("all" if is_output else "embeddings") if sides else ("target" if is_output else "none")
+    return tie_of(sides, target.shape == output.shape and torch.equal(target, output))
 
 
 def _document(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary, shape: Shape) -> dict[str, Any]:

@@ -70,6 +70,13 @@ def text_sections(
     }  # fmt: skip
 
 
+def tie_of(embeddings: object, output: object) -> str:
+    """Return `model.tie` from whether both embeddings, and that of the target and the output, are one matrix."""
+    if embeddings:
+        return "all" if output else "embeddings"
+    return "target" if output else "none"
+
+
 def search_section(
     settings: Mapping[str, Any], beam: str = "num_beams", alpha: str = "length_penalty", default: float = 1.0
 ) -> dict[str, Any]:

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from dragoman.formats.importing.comparison import toolkit_comparison
-from dragoman.formats.importing.encoder_decoder import search_section
+from dragoman.formats.importing.encoder_decoder import search_section, tie_of
 from dragoman.formats.importing.family import OFF, ImportedVocabulary, Plan, accepted_values, part, unequal_problems
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer
 from dragoman.formats.importing.opennmt import (
+    SHARED,
     definition_sizes,
     opennmt_names,
     plan_of,
     size_problems,
     text_problems,
-    tie_of,
     token_lists,
 )
 from dragoman.formats.importing.opennmt import read_vocabulary as read_vocabulary
@@ -97,8 +97,8 @@ def plan(checkpoint: EoleCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     encoder, decoder = (_stack(settings, stack) for stack in STACKS)
     section = {
         "d_model": encoder["hidden_size"], "d_ff": encoder["transformer_ff"], "n_heads": encoder["heads"],
-        "encoder_layers": encoder["layers"], "decoder_layers": decoder["layers"], "tie": tie_of(model),
-        "norm": {"kind": "layer", "eps": encoder["norm_eps"]},
+        "encoder_layers": encoder["layers"], "decoder_layers": decoder["layers"],
+        "tie": tie_of(*(model.get(key) for key in SHARED)), "norm": {"kind": "layer", "eps": encoder["norm_eps"]},
         "activation": _ACTIVATIONS[encoder["mlp_activation_fn"]],
     }  # fmt: skip
     search = search_section(part(settings, "inference"), "beam_size", "alpha")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.formats.importing.comparison import toolkit_comparison
-from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections, tie_of
 from dragoman.formats.importing.family import (
     ImportedVocabulary,
     Plan,
@@ -110,7 +110,7 @@ def plan(checkpoint: JoeyCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     model, data = part(settings, "model"), part(settings, "data")
     encoder, decoder = (part(model, stack) for stack in STACKS)
-    tie = _tie(model)
+    tie = tie_of(model.get("tied_embeddings"), model.get("tied_softmax"))
     content = text_sections(vocabulary, languages=(part(data, "src").get("lang"), part(data, "trg").get("lang"))) | {
         "model": {
             "architecture": "transformer", "d_model": encoder["hidden_size"], "d_ff": encoder["ff_size"],
@@ -127,13 +127,6 @@ def plan(checkpoint: JoeyCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
         table=_names(encoder["layer_norm"] == "pre").rules((encoder["num_layers"], decoder["num_layers"]), tie),
         orders=vocabulary.orders(), unused=r"(encoder|decoder)\.pe\.pe|loss_function\..*", positions=MAX_TOKENS,
     )  # fmt: skip
-
-
-def _tie(model: Mapping[str, Any]) -> str:
-    output = bool(model.get("tied_softmax", False))
-    if model.get("tied_embeddings", False):
-        return "all" if output else "embeddings"
-    return "target" if output else "none"
 
 
 def _names(is_pre: bool) -> TransformerNames:

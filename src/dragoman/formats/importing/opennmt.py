@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.formats.importing.comparison import toolkit_comparison
-from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections, tie_of
 from dragoman.formats.importing.family import (
     OFF,
     ImportedVocabulary,
@@ -54,6 +54,7 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Setting -> accepted values; an absent setting has an accepted default."""
 _REQUIRED = ("encoder_type", "decoder_type", "position_encoding")
+SHARED = ("share_embeddings", "share_decoder_embeddings")
 _SIDES = ("src", "tgt")
 _SPECIAL = {"pad_token": "<blank>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _TRANSFORMS = (
@@ -92,12 +93,6 @@ def text_problems(settings: Mapping[str, Any]) -> list[str]:
     if any(settings.get(f"{side}_subword_vocab") and settings.get(f"{side}_vocab_threshold") for side in _SIDES):
         problems.append("subword_vocab with vocab_threshold; accepted: all pieces of sentencepiece")
     return problems
-
-
-def tie_of(settings: Mapping[str, Any]) -> str:
-    if settings.get("share_embeddings"):
-        return "all" if settings.get("share_decoder_embeddings") else "embeddings"
-    return "target" if settings.get("share_decoder_embeddings") else "none"
 
 
 def read_vocabulary(checkpoint: OpenNMTCheckpoint | EoleCheckpoint) -> ImportedVocabulary:
@@ -144,7 +139,8 @@ def plan(checkpoint: OpenNMTCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     model = {
         "d_model": settings["enc_hid_size"], "d_ff": settings["transformer_ff"], "n_heads": settings["heads"],
-        "encoder_layers": settings["enc_layers"], "decoder_layers": settings["dec_layers"], "tie": tie_of(settings),
+        "encoder_layers": settings["enc_layers"], "decoder_layers": settings["dec_layers"],
+        "tie": tie_of(*(settings.get(key) for key in SHARED)),
         "norm": {"kind": "layer", "eps": settings.get("norm_eps", _EPS)},
         "activation": _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")],
     }  # fmt: skip

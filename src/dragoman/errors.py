@@ -23,10 +23,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC
 
 
 class DragomanError(Exception):
-    """Base class of all Dragoman exceptions.
-
-    reported: another process of the same training prints the message.
-    """
+    """Base class of all Dragoman exceptions.  reported: another process of the same training prints the message."""
 
     exit_code = 1
     reported = False

@@ -198,10 +198,7 @@ def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
 def choose_training(
     facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: int = _ENOUGH_PAIRS
 ) -> list[Setting]:
-    """Return the settings of the sections [model], [train] and [search].
-
-    validated: pairs of the validation set.
-    """
+    """Return the settings of the sections [model], [train] and [search].  validated: pairs of the validation set."""
     size, forecast = speed.size, expect(facts, speed, seconds)
     rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
     dropout = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."

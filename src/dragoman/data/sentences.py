@@ -318,10 +318,7 @@ def join_parts(sources: Sequence[str], targets: Sequence[str], *, keep_space: bo
 
 
 class JoinedParts:
-    """`join_parts` for parts that arrive one after the other: `text` only grows.
-
-    text: the translations so far.
-    """
+    """`join_parts` for parts that arrive one after the other: `text` only grows.  text: the translations so far."""
 
     def __init__(self, keep_space: bool = False) -> None:
         self.text = ""

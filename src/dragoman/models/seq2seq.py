@@ -31,10 +31,7 @@ Head = Callable[[Tensor, nn.Module], Any]
 
 @dataclass(frozen=True)
 class Memory:
-    """The output of the encoder.
-
-    states: (B, S, D).  mask: (B, S), True = a token, or None if no row is padded.
-    """
+    """The output of the encoder.  states: (B, S, D).  mask: (B, S), True = a token, or None if no row is padded."""
 
     states: Tensor
     mask: Tensor | None

@@ -362,10 +362,7 @@ class FlaggedText(NamedTuple):
 
 @dataclass
 class FlagReport:
-    """The flags of texts.
-
-    counts: texts per flag.  flagged: the texts with flags, or the first `limit` of them.
-    """
+    """The flags of texts.  counts: texts per flag.  flagged: the texts with flags, or the first `limit` of them."""
 
     limit: int | None = None
     counts: Counter[str] = field(default_factory=Counter)

@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -127,7 +126,9 @@ class Muon(Optimizer):
         if self.found_inf is not None:
             rate = rate * (1 - self.found_inf)
         own_gradient = dict(zip(parameters, gradients, strict=True))
-        with _one_thread():
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # to wake others for hundreds of small products takes longer than the products
+        try:
             for own in _stacks(parameters):
                 means = [self.state[p]["momentum_buffer"] for p in own]
                 gradient, mean = torch.stack([own_gradient[p] for p in own]), torch.stack(means)  # (n, N, M)
@@ -139,6 +140,8 @@ class Muon(Optimizer):
                 torch._foreach_copy_(means, mean.unbind())
                 torch._foreach_mul_(own, 1 - rate * group["weight_decay"])
                 torch._foreach_add_(own, update.unbind())
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _stacks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -149,17 +152,6 @@ def _stacks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
     for shape, same in alike.items():
         count = max(1, _STACKED // shape.numel()) if same[0].is_cuda else 1
         yield from (same[i : i + count] for i in range(0, len(same), count))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread on a CPU: to wake others for hundreds of small products takes longer than the products."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

@@ -42,10 +42,7 @@ def principal_components(matrix: NDArray[np.float32]) -> tuple[NDArray[np.float6
 def write_picture(
     path: Path, words: Sequence[str], vectors: NDArray[np.float32], arrows: Sequence[tuple[str, str]] = ()
 ) -> Path:
-    """Draw at least two words (n) with vectors (n, D) as an SVG file and return `path`.
-
-    arrows: pairs of the words.
-    """
+    """Draw at least two words (n) with vectors (n, D) as an SVG file and return `path`.  arrows: pairs of the words."""
     if len(words) < 2:
         raise UsageError(f"a picture of {len(words)} words; accepted: at least 2 different words")
     components, share = principal_components(vectors)

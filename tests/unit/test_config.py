@@ -419,6 +419,8 @@ def test_patches_fit_an_image_and_positions_fit_the_patches() -> None:
         ("model.decoder_self=ssru model.position.kind=t5", "accepted: none, sinusoidal, learned, recurrent"),
         ("model.architecture=lstm model.d_model=15", "d_model 15 must be even, because two directions share it"),
         ("model.architecture=convolutional model.kernel=4", "kernel 4 must be odd"),
+        ("model.architecture=convolutional train.lora.rank=4 train.init_from=m", "train.lora needs the layers of a Tr"),
+        ("model.architecture=lstm train.regularizer.stochastic_depth=0.1", "stochastic_depth needs the layers of a Tr"),
         ("model.architecture=decoder_only",
          'model.architecture "decoder_only" cannot be trained on data of kind "parallel"'),
         ("model.position.kind=learned model.position.max_len=100",

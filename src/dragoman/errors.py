@@ -66,13 +66,9 @@ class TrainingError(DragomanError):
 def check_problems(title: str, problems: Sequence[str]) -> None:
     """Raise UsageError that lists the problems below `title` if there are any."""
     if problems:
-        raise UsageError("\n".join([title, *(f"  - {_shortened(problem)}" for problem in problems)]))
-
-
-def _shortened(problem: str) -> str:
-    """Return the problem, shortened in the middle if it is long, because its end says what is accepted."""
-    half = _MAX_PROBLEM // 2
-    return problem if len(problem) <= _MAX_PROBLEM else f"{problem[:half]} … {problem[-half:]}"
+        half = _MAX_PROBLEM // 2  # long ones are shortened in the middle, because their end says what is accepted
+        short = (text if len(text) <= _MAX_PROBLEM else f"{text[:half]} … {text[-half:]}" for text in problems)
+        raise UsageError("\n".join([title, *(f"  - {problem}" for problem in short)]))
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

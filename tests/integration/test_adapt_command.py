@@ -145,13 +145,14 @@ def test_a_language_that_the_model_does_not_know(cli: Cli) -> None:
     transformers_checkpoints.bart_checkpoint(Path("nllb"), "nllb")
     for side, words in SIDES.items():
         draw = random.Random(1)
-        write_lines(Path(f"t.{side}"), [" ".join(draw.sample(words.split(), 7)) for _ in range(300)])
-    given = ("adapt", "nllb", "t.en", "t.de", "--budget", "5 min", "--out", "new.toml", "--languages", "eng_Latn")
-    code, _, err = cli(*given, "bar_Latn", "--add-language", "ba_Latn", "--like", "deu", "--general", "t.en")
+        verses = [f"\\v {i} {' '.join(draw.sample(words.split(), 7))}" for i in range(300)]
+        write_lines(Path(f"{side}.usfm"), ["\\id GEN", *verses])
+    given = ("adapt", "nllb", "en.usfm", "de.usfm", "--budget", "5 min", "--out", "new.toml", "--languages", "eng_Latn")
+    code, _, err = cli(*given, "bar_Latn", "--add-language", "ba_Latn", "--like", "deu", "--general", "en.usfm")
     expected = (
         "--like 'deu'; accepted: deu_",
         "--add-language 'ba_Latn'; accepted: a language of",
-        "--general t.en: the",
+        "--general en.usfm: the",
     )
     assert code == 2 and all(problem in err for problem in expected) and "does not have" not in err, err
     code, _, err = cli(*given, "bar_Latn", "--add-language", "bar_Latn", "--like", "deu_Latn")

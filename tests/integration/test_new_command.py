@@ -217,15 +217,19 @@ def test_a_part_without_pairs_is_a_warning(tmp_path: Path) -> None:
     assert "between validations" not in text and "metric" not in text and "there is no validation set" in text
 
 
-def test_one_tmx(tmp_path: Path) -> None:
-    units = "".join(
-        f'<tu><tuv xml:lang="fr"><seg>{t}</seg></tuv><tuv xml:lang="en"><seg>{s}</seg></tuv></tu>' for s, t in PAIRS
-    )
-    (tmp_path / "a.tmx").write_text(f'<tmx version="1.4"><header srclang="en"/><body>{units}</body></tmx>')
-    messages: list[str] = []
-    plan_training(tmp_path / "a.tmx", log=messages.append)
-    assert f"{tmp_path / 'a.tmx'}: read 300 units = 300 pairs + without en or fr 0" in messages
-    assert set(lines(tmp_path / "en-fr-data" / "train.en")) <= {source for source, _ in PAIRS}
+def test_two_books_of_verses(tmp_path: Path) -> None:
+    for name, side in (("a-en", 0), ("b-fr", 1)):
+        verses = [f"\\v {i} {pair[side]}\\f + \\ft note\\f*" for i, pair in enumerate(PAIRS, start=1)]
+        write_lines(tmp_path / f"{name}.usfm", ["\\id GEN", "\\c 1", *verses, f"\\v {400 + side} a"])
+    path = plan_training("a-en.usfm", "b-fr.usfm").path
+    sides = [[line for part in ("train", "valid", "test") for line in lines(tmp_path / f"en-fr-data/{part}.{code}")]
+             for code in ("en", "fr")]  # fmt: skip
+    assert sorted(zip(*sides, strict=True)) == sorted(PAIRS)
+    text = path.read_text().replace("train.en", "../a-en.usfm").replace("train.fr", "../b-fr.usfm")
+    path.write_text(text)
+    config = load_config(path, ["train.budget=2 steps"])
+    check_files(config)
+    assert config.data.train[0].target.endswith("b-fr.usfm") and train(config, tmp_path / "run").progress.step == 2
 
 
 def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +296,10 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", ["qwe rty"] * 9)
     (tmp_path / "x.toml").write_text("")
     for arguments, message in (
-        ({"target": None}, r"one file of the format '.en'; accepted: two text files \(SOURCE TARGET\), or one .tsv"),
+        (
+            {"target": None},
+            r"one file of the format '.en'; accepted: two files, text or USFM \(SOURCE TARGET\), or one .tsv",
+        ),
         ({"target": "no.fr"}, "no such file: no.fr"),
         ({"target": tmp_path / "a.txt"}, r"cannot be detected \(found: en, unknown\); specify them.*--languages en fr"),
         ({"budget": "20 epochs"}, "budget = '20 epochs': accepted: a time of at least 30 s, such as"),

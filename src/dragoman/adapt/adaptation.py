@@ -23,6 +23,7 @@ from dragoman.advice.raw_pairs import single_corpus
 from dragoman.advice.text import TRAIN, VALID, known_languages
 from dragoman.config import ParallelData
 from dragoman.data.corpus import CorpusSpec
+from dragoman.data.readers.usfm import usfm_files
 from dragoman.errors import UsageError, check_problems
 from dragoman.formats.importing.family import collecting
 from dragoman.formats.importing.importer import import_model, plan_import
@@ -142,11 +143,11 @@ def checked(pruning: Pruning, general: Path | None = None) -> Adapted:
     """Return the model to adapt.  Raises UsageError with all problems that can be found before the text is read."""
     path, problems, codes = pruning.model, list[str](), tuple(code for code in pruning.languages if code)
     one, silent = pruning.source[0], lambda text: None
-    single = [] if pruning.target else [one]  # a file with both sides
     target = [*pruning.target, one][0]
+    not_text = [one, target] if target == one or usfm_files(target) else []  # a file with both sides, or verses
     if one.exists() and target.exists():
         with collecting(problems):
-            spec = single_corpus(one, codes or None, silent) if single else CorpusSpec(one, target)
+            spec = single_corpus(one, codes or None, silent) if target == one else CorpusSpec(one, target)
             codes = codes or known_languages(spec)
     initial, is_checkpoint = None, False
     with collecting(problems):
@@ -165,7 +166,7 @@ def checked(pruning: Pruning, general: Path | None = None) -> Adapted:
     own = initial.vocabulary if initial else None
     rules = replace(pruning, target=[target], valid=pruning.valid or (one, target), languages=(None, None))
     tokenizer = own if isinstance(own, Tokenizer) and not any(own.languages) else None
-    problems += rules.problems(config, tokenizer, single)
+    problems += rules.problems(config, tokenizer, not_text)
     if config and isinstance(own, Tokenizer):
         pieces = (own.source_size, own.target_size) if is_checkpoint else (4, 4)  # less of them after pruning
         least = (1 + is_checkpoint) * 4 * count_parameters(config.model, *pieces, shared=own.shared)

@@ -121,8 +121,7 @@ def clean_corpus(
     if problems := new_folder_problems(folder):
         raise UsageError(problems[0])
     given = [Path(path) for path in (source, target) if path is not None]
-    if not given[0].is_dir():
-        check_text_files(given)
+    check_text_files(given)
     spec = single_corpus(given[0], languages, log) if target is None else CorpusSpec(given[0], given[1])
     found = tuple(languages) if languages else detect_languages(spec)
     names = found if None not in found and found[0] != found[1] else ("source", "target")

@@ -47,7 +47,7 @@ def diagnose(
     if target is not None:
         if overrides:
             raise UsageError(f"{overrides[0]}: overrides need a configuration: dragoman doctor CONFIG.toml key=value")
-        missing = [str(path) for path in (config_or_source, target) if not path.is_file()]
+        missing = [str(path) for path in (config_or_source, target) if not (path.is_file() or path.is_dir())]
         if missing:
             raise UsageError(f"no such file: {', '.join(missing)}")
     if target is not None or config_or_source.suffix != ".toml":

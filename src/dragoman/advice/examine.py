@@ -32,7 +32,7 @@ from dragoman.config import FilterConfig
 from dragoman.data.corpus import NOTHING_LEFT, CorpusSpec, FilterStats, PairFilter, SentencePair, by_weight, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code
 from dragoman.data.misalignment import Shift, misalignment
-from dragoman.data.readers.tables import read_rows, row_advice
+from dragoman.data.readers.tables import row_advice
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import BOM, count_lines, open_lines
 from dragoman.tokenizers import UNK
@@ -154,7 +154,7 @@ class _Examination:
 
 def _sides(spec: CorpusSpec, examination: _Examination) -> list[_SideExaminer]:
     languages, encode = examination.languages, examination.encode
-    paths: Sequence[Path | None] = (None, None)
+    paths: Sequence[Path | None] = (spec.source, spec.target)
     with suppress(DataError):  # an archive that cannot be read
         paths = spec.sides or paths
     codes = [language_code(given) or file_language(path) for given, path in zip(languages, paths, strict=True)]
@@ -181,10 +181,9 @@ def _row_pairs(
         return sides[0].decode(raw, line)
 
     def left_out(message: str) -> None:
-        diagnosis.add("info", message.removeprefix(f"{spec.path}: "), spec.name, "Only pairs of two texts are used.")
+        diagnosis.add("info", message.removeprefix(f"{spec.name}: "), spec.name, "Only pairs of two texts are used.")
 
-    assert spec.path is not None
-    for row in read_rows(spec.path, (spec.source_key, spec.target_key), decode, left_out):
+    for row in spec.rows(decode, left_out):
         if row.problem:
             report.first_bad_row = report.first_bad_row or f"{row.problem}. {row_advice(spec.form)}"
             report.bad_rows.add(row.number)

@@ -91,7 +91,7 @@ def plan_training(
 ) -> TrainingPlan:
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
 
-    source, target: two text files; source alone: one file or folder with both.  budget: a time, such as "20 min".
+    source, target: two files of text or USFM; source alone: one file or folder with both.  budget: such as "20 min".
     languages: of source and target; default: detected from file names, TMX variants, names of columns or frequent
     words.  valid, test: two files each; default: drawn from the text, without near-duplicates of the training pairs.
     out: the TOML file, default `<source>-<target>.toml` in the current folder; the split is written into the folder

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dragoman.advice.columns import spread, text_keys
 from dragoman.data.corpus import CorpusSpec
 from dragoman.data.misalignment import misalignment
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, read_rows, table_format
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import BOM, open_lines, read_chunks, wide_encoding
@@ -36,8 +36,8 @@ def single_corpus(path: Path, languages: Sequence[str] | None, log: Callable[[st
         form = table_format(path)
     except UsageError:
         raise UsageError(
-            f"{path}: one file of the format {plain_suffix(path) or 'without a suffix'!r}; accepted: two text files "
-            f"(SOURCE TARGET), or one {ACCEPTED}"
+            f"{path}: one file of the format {plain_suffix(path) or 'without a suffix'!r}; accepted: two files, "
+            f"text or USFM (SOURCE TARGET), or one {ACCEPTED}"
         ) from None
     if form in (TMX, ZIP):
         one, other = languages or (tmx_languages(path) if form == TMX else (0, 1))
@@ -58,8 +58,7 @@ def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Ite
                 number, f"line {number:,}", _decoded(source, number).strip(), _decoded(target, number).strip()
             )
         return
-    assert spec.path is not None
-    for row in read_rows(spec.path, (spec.source_key, spec.target_key), lambda raw, n, _: _decoded(raw, n), log):
+    for row in spec.rows(lambda raw, n, _: _decoded(raw, n), log):
         where = row.where.removeprefix(f"{spec.path}, ")
         texts = row.texts or ("", "")
         yield RawPair(row.number, where, texts[0].strip(), texts[1].strip(), " ".join(row.problem.split()))

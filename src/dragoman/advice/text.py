@@ -68,33 +68,29 @@ class ParallelText:
 def open_text(
     source: Path, target: Path | None, languages: tuple[str, str] | None, scratch: Path, log: Callable[[str], None]
 ) -> ParallelText:
-    """Return the text of two files; the pairs of a single file or folder are written into `scratch` first.
+    """Return the text of two files; the pairs of a single file or folder, or of USFM, are written into `scratch` first.
 
     languages: of source and target; None: detected from the file names, the keys or the text.  Raises UsageError for
     files that do not exist, other formats and languages that cannot be detected, DataError for empty files.
     """
-    if target is not None or not source.is_dir():
-        check_text_files([path for path in (source, target) if path is not None])
-    if target is not None:
-        spec = CorpusSpec(source, target)
-        return ParallelText(source, target, languages or known_languages(spec), origin=spec)
-    spec = single_corpus(source, languages, log)
+    check_text_files([path for path in (source, target) if path is not None])
+    spec = single_corpus(source, languages, log) if target is None else CorpusSpec(source, target)
     if spec.sides is not None:
         return ParallelText(*spec.sides, languages or known_languages(spec), origin=spec)
     files = scratch / "source.txt", scratch / "target.txt"
     _write(read_pairs(spec, log), files)
-    title = str(source) if spec.form == ".tsv" else f"pairs of {source}"
+    title = str(source) if spec.form == ".tsv" else f"pairs of {spec.name}"
     return ParallelText(*files, languages or known_languages(spec), title, spec)
 
 
 def check_text_files(files: Sequence[Path], where: str = "") -> None:
     """Raise UsageError for files that do not exist or are the same, DataError for empty files; where: a prefix."""
-    missing = [str(path) for path in files if not path.is_file()]
+    missing = [str(path) for path in files if not (path.is_file() or path.is_dir())]
     if missing:
         raise UsageError(f"{where}no such file: {', '.join(missing)}")
     if len(files) == 2 and files[0].samefile(files[1]):
         raise UsageError(f"{where}source and target are the same file, {files[0]}; specify the file of each language")
-    empty = [str(path) for path in files if next(read_chunks(path), b"") == b""]
+    empty = [str(path) for path in files if path.is_file() and next(read_chunks(path), b"") == b""]
     if empty:
         raise DataError(f"{where}empty file: {', '.join(empty)}; specify files that contain text")
 
@@ -111,15 +107,15 @@ def _write(pairs: Iterator[SentencePair], files: tuple[Path, Path]) -> None:
 
 def detect_languages(spec: CorpusSpec) -> tuple[str | None, str | None]:
     """Return the languages of a corpus by the names of its files or keys, else by frequent words; None if unknown."""
-    if spec.sides is not None:
-        found = [_named_language(path) for path in spec.sides]
+    paths = spec.sides or spec.given
+    if len(paths) == 2:
+        found = [_named_language(path) for path in paths]
     else:
-        assert spec.path is not None
         found = key_languages((spec.source_key, spec.target_key))
         if spec.form == TMX and not isinstance(spec.source_key, int):
             found = [str(spec.source_key), str(spec.target_key)]
         elif None in found:
-            found = list(_pair_in_name(spec.path))
+            found = list(_pair_in_name(paths[0]))
     if None in found:
         if spec.sides is not None:  # which may have different numbers of lines
             sides = [
@@ -135,7 +131,7 @@ def known_languages(spec: CorpusSpec) -> tuple[str, str]:
     """Detect the languages.  Raises UsageError if one is unknown."""
     one, other = detect_languages(spec)
     if one is None or other is None or one == other:
-        files = " and ".join(map(str, spec.sides or (spec.path,)))
+        files = " and ".join(map(str, spec.sides or spec.given))
         raise UsageError(
             f"the languages of {files} cannot be detected (found: {one or 'unknown'}, {other or 'unknown'}); specify "
             "them, source first, with --languages, for example --languages en fr"

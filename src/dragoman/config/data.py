@@ -167,9 +167,11 @@ Root = Annotated[
 class CorpusConfig(Section):
     """One parallel corpus: two text files, or one file or folder with both sides (docs/data.md lists the formats)."""
 
-    source: str | None = field(None, "file of source sentences, one per line", example="train.en")
+    source: str | None = field(
+        None, "file of source sentences, one per line, or file or folder of USFM", example="train.en"
+    )
     target: str | None = field(
-        None, "file of target sentences; line i translates line i of `source`", example="train.de"
+        None, "file of target sentences; line i, or the same verse of USFM, translates `source`", example="train.de"
     )
     path: str | None = field(
         None,

@@ -14,10 +14,11 @@ from pathlib import Path
 from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
 from dragoman.data.misalignment import misalignment
 from dragoman.data.readers.arrow_tables import table_files
-from dragoman.data.readers.rows import Key
+from dragoman.data.readers.rows import Decode, Key, Row
 from dragoman.data.readers.tables import (
     ACCEPTED,
     TMX,
+    USFM,
     ZIP,
     by_language,
     moses_files,
@@ -25,9 +26,10 @@ from dragoman.data.readers.tables import (
     row_advice,
     table_format,
 )
-from dragoman.data.sentences import is_spaceless
+from dragoman.data.readers.usfm import usfm_files, usfm_rows
+from dragoman.data.sentences import joined
 from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import check_text_file, read_lines
+from dragoman.io.lines import check_text_file, decode_line, read_lines
 
 REASONS = ("empty", "too_short", "too_long", "ratio", "identical", "duplicate", "too_many_tokens", "language", "score",
            "truncated", "repetition")  # fmt: skip
@@ -40,7 +42,8 @@ _DEFAULT_KEYS = (0, 1)
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """A parallel corpus: two text files, optionally compressed (`.gz .zst .xz`), or `path`, a table or folder.
+    """A parallel corpus: two text files, optionally compressed (`.gz .zst .xz`), two USFM files or folders of them, or
+    `path`, a table or folder.
 
     Keys are column numbers from 0 (TSV, CSV without a header, a JSON array per line), names (CSV with a header, JSONL,
     Parquet; `a.b` addresses a nested object) or language codes (TMX, OPUS archives; the default numbers: those of the
@@ -58,14 +61,15 @@ class CorpusSpec:
     tag: str | None = None
 
     def __post_init__(self) -> None:
-        if len(self._given) != (2 if self.path is None else 1):
+        if len(self.given) != (2 if self.path is None else 1):
             raise UsageError(
                 f"invalid corpus: source={self.source}, target={self.target}, path={self.path}; accepted: "
                 f"either source and target (two text files) or path ({ACCEPTED})"
             )
         for side in (self.source, self.target):
-            if side is not None:
-                check_text_file(side, "use two text files; a configuration accepts one file of both sides as path")
+            if side is not None and self.form != USFM:
+                advice = "use two text files, or two in USFM; a configuration accepts one file of both sides as path"
+                check_text_file(side, advice)
         keys = (self.source_key, self.target_key)
         if self.form == ".tsv" and any(isinstance(key, str) for key in keys):
             raise UsageError(
@@ -79,18 +83,21 @@ class CorpusSpec:
             )
 
     @property
-    def _given(self) -> list[Path]:
+    def given(self) -> list[Path]:
+        """`source` and `target`, or `path`."""
         return [path for path in (self.source, self.target, self.path) if path is not None]
 
     @cached_property
     def form(self) -> str:
-        """The format of `path` (see `table_format`); "" for two text files."""
-        return "" if self.path is None else table_format(self.path)
+        """The format of `path` (see `table_format`), or USFM; "" for two text files."""
+        if self.path is not None:
+            return table_format(self.path)
+        return USFM if all(map(usfm_files, self.given)) else ""
 
     @property
     def noun(self) -> str:
         """What the numbers of pairs count, for messages."""
-        return "unit" if self.form == TMX else "line"
+        return {TMX: "unit", USFM: "verse"}.get(self.form, "line")
 
     @cached_property
     def sides(self) -> tuple[Path, Path] | None:
@@ -98,21 +105,28 @@ class CorpusSpec:
 
         Raises DataError for an archive that cannot be read or lacks these files.
         """
-        if self.source is not None and self.target is not None:
+        if self.source is not None and self.target is not None and self.form != USFM:
             return self.source, self.target
         if self.path is not None and self.form == ZIP:
             return moses_files(self.path, (self.source_key, self.target_key))
         return None
 
+    def rows(self, decode: Decode = decode_line, log: Callable[[str], None] | None = None) -> Iterator[Row]:
+        """Yield the rows of a corpus without `sides` (see `read_rows` and `usfm_rows`)."""
+        if self.source is not None and self.target is not None:
+            return usfm_rows(self.source, self.target, log)
+        assert self.path is not None
+        return read_rows(self.path, (self.source_key, self.target_key), decode, log)
+
     @property
     def files(self) -> list[Path]:
         """All files that are read, in order.  Raises DataError for a folder that contains none."""
-        return [file for path in self._given for file in table_files(path)]
+        return [file for path in self.given for file in usfm_files(path) or table_files(path)]
 
     @property
     def name(self) -> str:
         """The title, else the path or the two paths, for messages."""
-        return self.title or " | ".join(map(str, self._given))
+        return self.title or " | ".join(map(str, self.given))
 
 
 NOTHING_LEFT = (
@@ -137,9 +151,8 @@ class SentencePair:
 
 
 def _read_table(spec: CorpusSpec, log: Callable[[str], None] | None) -> Iterator[SentencePair]:
-    assert spec.path is not None
     problems: list[str] = []
-    for row in read_rows(spec.path, (spec.source_key, spec.target_key), log=log):
+    for row in spec.rows(log=log):
         if row.problem:
             if len(problems) == _MAX_PROBLEMS:
                 problems.append("... and more")
@@ -163,9 +176,9 @@ def _read_two(source: Path, target: Path) -> Iterator[SentencePair]:
 def read_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Iterator[SentencePair]:
     """Stream the pairs of a corpus.
 
-    log: receives what was left out of a TMX.  Raises DataError: for misaligned files at once, with both line counts and
-    the line where they diverge; during iteration for files that cannot be read, and for invalid bytes or rows, with
-    file and line.
+    log: receives what was left out of a TMX or USFM.  Raises DataError: for misaligned files at once, with both line
+    counts and the line where they diverge; during iteration for files that cannot be read, and for invalid bytes or
+    rows, with file and line.
     """
     if spec.sides is None:
         return _read_table(spec, log)
@@ -191,12 +204,8 @@ def with_groups(pairs: Iterable[SentencePair], most: int) -> Iterator[SentencePa
         if ends or len(group) == size:
             if len(group) > 1:
                 source, target = [one.source.strip() for one in group], [one.target.strip() for one in group]
-                yield SentencePair(reduce(_joined, source), reduce(_joined, target), group[0].line)
+                yield SentencePair(reduce(joined, source), reduce(joined, target), group[0].line)
             group = []
-
-
-def _joined(text: str, following: str) -> str:
-    return f"{text}{'' if is_spaceless(text, following) else ' '}{following}"
 
 
 @dataclass

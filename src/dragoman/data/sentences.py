@@ -349,6 +349,11 @@ class JoinedParts:
         return self.text + self._gap if self.text else ""
 
 
+def joined(text: str, following: str) -> str:
+    """Return two texts as one, with a space between them, unless their script has none."""
+    return f"{text}{'' if is_spaceless(text, following) else ' '}{following}"
+
+
 def is_spaceless(left: str, right: str) -> bool:
     """Return whether `left` ends or `right` begins in a script without spaces: Han, kana, full-width forms."""
     # Quotation marks are the same characters in English and Chinese text; a long row of them is not read to its end.

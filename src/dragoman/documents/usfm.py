@@ -12,19 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
+from dragoman.data.readers.usfm import NOTES, TOKEN
 from dragoman.documents.plain import LINE_END, decode_text, with_changes
 from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment, Tag
 
-_TOKEN = re.compile(
-    r"(?P<milestone>\\[A-Za-z]+\d*(?:-[se])?[ \t]*(?:\|[^\\\r\n]*)?\\\*|(?<!:)//)"
-    r"|(?P<close>(?:\|[^\\|\r\n]*+)?\\\+?(?P<closed>[A-Za-z]+\d*)\*)"
-    r"|\\(?P<number>[cv][ \t]+[^\s\\]+)|\\\+?(?P<open>[A-Za-z]+[\d-]*)[ \t]?"
-)
-r"""Markers: `\zaln-s |x="H1"\*`, `|lemma="a"\w*`, `\v 1`, `\add`."""
 _NOTE = re.compile(r"\\(?:f|fe|ef)\s")
-_ATOMIC = {"f", "fe", "ef", "x", "ex", "fig", "rq", "va", "vp", "ca", "fv", "xt", "jmp", "rb"}
+_ATOMIC = NOTES | {"jmp", "rb"}
 """Closed markers whose content is no part of the text around them; that of notes is translated, that of others kept."""
 _KEPT = {"id", "usfm", "ide", "sts", "rem", "toc3", "toca3", "cp", "r", "mr", "sr", "fr", "xo", "xt", "lit"}
 """Markers whose text is kept: identification, remarks, abbreviations, references."""
@@ -71,7 +66,7 @@ def _change(run: Run, translated: Segment, notes: Mapping[str, str]) -> tuple[in
 
 def _runs(text: str, is_kept: bool = False) -> Iterator[Run]:
     """Yield the texts of a line, or of a note.  is_kept: whether that before the first marker is kept."""
-    tokens = [*_TOKEN.finditer(text)]
+    tokens = [*TOKEN.finditer(text)]
     left = Counter(token["closed"] for token in tokens)
     items: list[str | Mark] = []
     start, end, atom = 0, 0, ""

@@ -29,7 +29,7 @@ from dragoman.io.reading import COMPRESSED_SUFFIXES, open_regular, plain_suffix
 
 NOT_LINES = (
     ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".parquet", ".arrow", ".zip", ".bin", ".pdf", ".doc", ".docx", ".rtf",
-    ".odt", ".xls", ".xlsx", ".ppt", ".pptx", ".epub", ".yml", ".yaml", ".properties", ".strings",
+    ".odt", ".xls", ".xlsx", ".ppt", ".pptx", ".epub", ".yml", ".yaml", ".properties", ".strings", ".usfm", ".sfm",
 )  # fmt: skip
 """Suffixes of tables, documents and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"

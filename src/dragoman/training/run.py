@@ -20,6 +20,7 @@ from dragoman.config import Config, ModelConfig, Share, dump_toml, flatten, load
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.precheck import precheck
 from dragoman.data.profile import TrainingProfile
+from dragoman.data.readers.usfm import usfm_files
 from dragoman.data.store.build import build_store
 from dragoman.data.store.reader import Store
 from dragoman.data.store.segments import Processes, RayTasks
@@ -133,7 +134,7 @@ def check_files(config: Config) -> None:
         except UsageError as error:
             problems.append(f"data.{key}: {error}")
             continue
-        if path.is_file() or (key.endswith(".path") and path.is_dir()):
+        if path.is_file() or (path.is_dir() and (key.endswith(".path") or usfm_files(path))):
             continue
         here = resolve_path(text)
         if here != path and here.is_file():

@@ -25,7 +25,7 @@ from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.lines import decode_line, member_names
 from dragoman.io.reading import COMPRESSED_SUFFIXES, plain_suffix
 
-FOLDER, TMX, ZIP = "folder", ".tmx", ".zip"
+FOLDER, TMX, USFM, ZIP = "folder", ".tmx", ".usfm", ".zip"
 ACCEPTED = (
     ".tsv, .csv, .jsonl or .tmx (.gz, .zst or .xz may follow), .parquet, .zip (OPUS in Moses format), or a folder of "
     ".parquet files or written by save_to_disk of Hugging Face datasets"

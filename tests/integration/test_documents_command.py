@@ -87,7 +87,7 @@ def test_the_summary_says_where_flags_are(
     assert any(place.startswith(flagged + " (") and "numbers" in place for place in places[9:].split("; "))
 
 
-@pytest.mark.parametrize("suffix", [".pdf", ".yml", ".properties"])
+@pytest.mark.parametrize("suffix", [".pdf", ".yml", ".properties", ".ass", ".odp", ".xml"])
 def test_files_of_other_formats_are_refused_and_leave_nothing(
     cli: Cli, model: Path, tmp_path: Path, suffix: str
 ) -> None:
@@ -96,6 +96,9 @@ def test_files_of_other_formats_are_refused_and_leave_nothing(
     code, _, err = cli("translate", model, "--input", source, "--output", tmp_path / f"b{suffix}")
     assert code == 2 and f"a {suffix} file is not text with one sentence per line; write the texts into" in err
     assert "partial" not in err and [*tmp_path.iterdir()] == [source]
+    source = source.rename(tmp_path / "a.txt")
+    code, _, err = cli("translate", model, "--input", source, "--output", tmp_path / "b.docx")
+    assert code == 2 and "b.docx: the input is text, and stays text" in err and [*tmp_path.iterdir()] == [source]
 
 
 def test_a_damaged_document_leaves_no_output(cli: Cli, model: Path, tmp_path: Path) -> None:

@@ -391,11 +391,15 @@ window.fetch = (path, options) => {
 SHOWN = "return [byId('translation').textContent, byId('result').ariaBusy]"
 
 
-def test_sentences_appear_one_after_the_other(page: Page, address: str) -> None:
+def send_sentences(page: Page, address: str, before: str = "") -> None:
     open_page(page, address)
-    page.run(SENDING)
+    page.run(before + SENDING)
     write(page, SENTENCES)
     page.until("return sent.length === 1")
+
+
+def test_sentences_appear_one_after_the_other(page: Page, address: str) -> None:
+    send_sentences(page, address)
     assert page.run("return [sent[0].q, sent[0].stream]") == [SENTENCES, True]
     page.run("send(': translating\\n\\n'); event('part', { index: 0, text: 'Eins zwei.' })")
     page.until("return byId('translation').textContent === 'Eins zwei.'")
@@ -408,10 +412,7 @@ def test_sentences_appear_one_after_the_other(page: Page, address: str) -> None:
 
 
 def test_the_translation_before_it_stays_as_long_as_it_begins_in_the_same_way(page: Page, address: str) -> None:
-    open_page(page, address)
-    page.run("byId('translation').textContent = 'Eins zwei. Drei.';" + SENDING)
-    write(page, SENTENCES)
-    page.until("return sent.length === 1")
+    send_sentences(page, address, "byId('translation').textContent = 'Eins zwei. Drei.';")
     page.run("event('part', { index: 0, text: 'Eins zwei.' })")
     page.run("return new Promise((done) => setTimeout(done, 50))")
     assert page.run(SHOWN) == ["Eins zwei. Drei.", "true"]
@@ -420,10 +421,7 @@ def test_the_translation_before_it_stays_as_long_as_it_begins_in_the_same_way(pa
 
 
 def test_a_text_that_has_changed_shows_no_sentences_of_the_one_before(page: Page, address: str) -> None:
-    open_page(page, address)
-    page.run(SENDING)
-    write(page, SENTENCES)
-    page.until("return sent.length === 1")
+    send_sentences(page, address)
     page.run("window.first = send; here.delay = 1e9")
     page.press(" four.")
     page.run("translateText()")
@@ -445,10 +443,7 @@ def test_a_text_that_has_changed_shows_no_sentences_of_the_one_before(page: Page
     ],
 )
 def test_an_error_after_some_sentences(last: str, message: str, page: Page, address: str) -> None:
-    open_page(page, address)
-    page.run(SENDING)
-    write(page, SENTENCES)
-    page.until("return sent.length === 1")
+    send_sentences(page, address)
     page.run("event('part', { index: 0, text: 'Eins zwei.' })")
     page.until("return byId('translation').textContent !== ''")
     page.run(last)

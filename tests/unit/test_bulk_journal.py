@@ -430,7 +430,6 @@ def test_an_input_that_changes_during_translation(change: bytes, tmp_path: Path)
 
 def test_is_bulk(tmp_path: Path) -> None:
     file = tmp_path / "in.txt"
-    put(file, b"")
     assert not is_bulk([], None) and not is_bulk([file], None) and not is_bulk([file], tmp_path / "out.txt")
     assert is_bulk([tmp_path], None) and is_bulk([file, file], None) and is_bulk([Path("x.parquet")], None)
     assert is_bulk([file], tmp_path)

@@ -213,13 +213,8 @@ def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool
 
     with pytest.raises(ModelFolderError) as error:
         Translator.load(model, engine=engine)
-    for fact in (
-        str(model),
-        f"a vocabulary of {tokenizer.source_size} source and",
-        "(56, 16)",
-        "belongs to another model",
-    ):
-        assert fact in str(error.value)
+    facts = (str(model), f"a vocabulary of {tokenizer.source_size} source and", "(56, 16)", "belongs to another model")
+    assert all(fact in str(error.value) for fact in facts)
 
 
 @native

@@ -18,7 +18,7 @@ from odf.table import Table, TableCell, TableRow
 from odf.text import A, Bookmark, H, LineBreak, List, ListItem, Note, NoteBody, NoteCitation, P, S, Span, Tab
 
 from dragoman.errors import DataError, UsageError
-from sample_documents import PieceTranslator, identity, longer, members, translated, upper, with_members, zip_of
+from sample_documents import PieceTranslator, identity, longer, members, says, translated, upper, with_members, zip_of
 
 
 def elements(node: Any) -> list[tuple[str, list[Any]]]:
@@ -91,6 +91,11 @@ def test_xliff_1_changes_only_targets() -> None:
         '<target state="new" xml:lang="de">A copy</target>', ""
     )
     assert translated("xliff", out) == out.encode()
+    parts = '<seg-source><mrk mtype="seg">{}</mrk> <mrk mtype="seg">{}</mrk></seg-source>'  # each a text of its own
+    out = translated(
+        "xliff", XLIFF_1.replace("</source>", "</source>" + parts.format("It. ", "I"), 1), says("A")
+    ).decode()
+    assert f"<target{mark}>{parts.format('A ', 'A')[12:-13]}</target>" in out.split("</seg-source>")[1]
 
 
 def test_xliff_2_states_follow_and_the_target_language_is_added() -> None:

@@ -128,6 +128,9 @@ REPORTED = [
     ("srt vtt", "♪ I see a dog ♪", "♪ I SEE A DOG ♪"),
     ("txt html", "Hello! 😊 How are you?", "HELLO 😊 HOW ARE YOU"),
     ("tsv", '"I love you.', "I LOVE YOU"),
+    ("txt po json", "One&nbsp;dog\\tsees <<name>> and <tom@a.org>", "ONE&nbsp;DOG\\tSEES <<name>> AND <tom@a.org>"),
+    ("json po md", "A %s<br>dog sees<br/>%d<b>men</b>", "A %s<br>DOG SEES<br/>%d<b>MEN</b>"),
+    ("xliff json", "{n|upper} and ${x} see$ $a_b %1$s dogs.", "{n|upper} AND ${x} SEE $a_b %1$s DOGS"),
 ]  # fmt: skip
 
 

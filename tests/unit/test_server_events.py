@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,15 @@ def posted(address: str, values: dict[str, Any]) -> socket.socket:
     return connection
 
 
+@contextmanager
+def translating(texts: str | list[str]) -> Iterator[tuple[ByHand, socket.socket]]:
+    """A service that translates these texts, and the connection that receives the events."""
+    service = ByHand(of_sentences(copying_direction()))
+    directions = Directions([service.direction])
+    with serving(create_server(directions)) as address, posted(address, {"q": texts}) as connection:
+        yield service, connection
+
+
 def read_until(connection: socket.socket, end: bytes) -> bytes:
     received = b""
     while end not in received:
@@ -186,11 +196,7 @@ def read_until(connection: socket.socket, end: bytes) -> bytes:
 
 
 def test_a_sentence_is_sent_before_the_others_are_translated_and_in_order() -> None:
-    service = ByHand(of_sentences(copying_direction()))
-    with (
-        serving(create_server(Directions([service.direction]))) as address,
-        posted(address, {"q": SENTENCES}) as connection,
-    ):
+    with translating(SENTENCES) as (service, connection):
         until(lambda: len(service.searches) == 4)
         service.finish(1)  # waits for the sentence before it
         service.finish(0)
@@ -202,11 +208,7 @@ def test_a_sentence_is_sent_before_the_others_are_translated_and_in_order() -> N
 
 
 def test_texts_of_a_list_do_not_wait_for_each_other() -> None:
-    service = ByHand(of_sentences(copying_direction()))
-    with (
-        serving(create_server(Directions([service.direction]))) as address,
-        posted(address, {"q": ["one", "two"]}) as connection,
-    ):
+    with translating(["one", "two"]) as (service, connection):
         until(lambda: len(service.searches) == 2)
         service.finish(1)
         assert b'"index": 1' in read_until(connection, b"event: part")
@@ -273,11 +275,7 @@ def test_the_time_limit_ends_a_stream() -> None:
 def test_comments_keep_a_quiet_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert streaming._QUIET_SECONDS == 15
     monkeypatch.setattr(streaming, "_QUIET_SECONDS", 0.05)
-    service = ByHand(of_sentences(copying_direction()))
-    with (
-        serving(create_server(Directions([service.direction]))) as address,
-        posted(address, {"q": "one"}) as connection,
-    ):
+    with translating("one") as (service, connection):
         assert b"event" not in read_until(connection, b": translating\n\n").partition(b"\r\n\r\n")[2]
         service.finish(0)
         assert b"event: done" in read_until(connection, b"0\r\n\r\n")

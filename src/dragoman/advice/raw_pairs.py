@@ -12,7 +12,7 @@ from dragoman.data.misalignment import misalignment
 from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import BOM, open_lines, read_chunks, wide_encoding
+from dragoman.io.lines import BOM, not_utf8, open_lines, read_chunks
 from dragoman.io.reading import plain_suffix
 
 
@@ -71,14 +71,11 @@ def _line_pairs(sides: tuple[Path, Path]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def check_encoding(spec: CorpusSpec) -> None:
-    """Raise DataError if a file of lines is UTF-16 or UTF-32."""
+    """Raise DataError if a file of lines is compressed, UTF-16 or UTF-32."""
     tables = [spec.path] if spec.path is not None and spec.form in (".tsv", ".csv", ".jsonl") else []
     for path in spec.sides or tables:
-        if encoding := wide_encoding(next(read_chunks(path), b"")):
-            raise DataError(
-                f"{path}: is {encoding}; only UTF-8 is accepted: convert the file, for example with "
-                f"`iconv -f {encoding} -t UTF-8`"
-            )
+        if problem := not_utf8(next(read_chunks(path), b"")):
+            raise DataError(f"{path}: {problem}")
 
 
 def _decoded(raw: bytes, number: int) -> str:

@@ -30,6 +30,7 @@ from dragoman.data.readers.tables import TMX
 from dragoman.data.words import letters
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import open_lines, read_chunks
+from dragoman.io.reading import COMPRESSED_SUFFIXES
 
 TRAIN, VALID, TEST = 0, 1, 2
 _MAX_GROUP = 12
@@ -143,7 +144,7 @@ def _named_language(path: Path) -> str | None:
     """Return the language code at the end of a file name: `a.fr`, `a.fr.gz`, `a-fr.txt`, `a_fr.txt`."""
     if code := file_language(path):
         return code
-    stem = path.name.removesuffix(path.suffix if path.suffix in (".gz", ".zst", ".xz") else "")
+    stem = path.name.removesuffix(path.suffix if path.suffix in COMPRESSED_SUFFIXES else "")
     last = _PART.split(Path(stem).stem)[-1].casefold()
     return last if last in SCRIPTS and last != stem.casefold() else None
 
@@ -240,7 +241,8 @@ def split_text(
     given: validation or test files of the user, which are copied; the other parts are drawn from the text.
     Raises DataError if fewer than 100 pairs pass the filter.
     """
-    fixed = {part: _pairs(files) for part, files in given.items()}
+    sources = {part: read_pairs(CorpusSpec(*files)) for part, files in given.items()}
+    fixed = {part: [(pair.source, pair.target) for pair in pairs] for part, pairs in sources.items()}
     kept, hashes = _hashes(spec, digits=False)
     groups = linked_groups(*hashes)
     if digits := mostly_large(groups):
@@ -275,10 +277,6 @@ def _hashes(spec: CorpusSpec, digits: bool) -> tuple[str, list[np.ndarray[tuple[
             values.append(letters_hash(text, digits))
     kept.stats.check()
     return str(kept.stats), [np.array(values, dtype=np.uint64) for values in hashes]
-
-
-def _pairs(files: Files) -> list[tuple[str, str]]:
-    return [(pair.source, pair.target) for pair in read_pairs(CorpusSpec(*files))]
 
 
 def _write_parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import itertools
 import json
@@ -30,6 +31,7 @@ _MAX_SHOWN = 20
 _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": partial(gzip.compress, mtime=0),
     ".xz": lzma.compress,
+    ".bz2": bz2.compress,
     ".zst": lambda data: zstandard.ZstdCompressor().compress(data),
 }
 
@@ -73,7 +75,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TextShard(Shard):
-    """Text, one sentence per line; `.gz`, `.xz` and `.zst` files are read and written compressed."""
+    """Text, one sentence per line; `.gz`, `.xz`, `.bz2` and `.zst` files are read and written compressed."""
 
     def texts(self) -> Iterator[str]:
         return read_lines(self.path)

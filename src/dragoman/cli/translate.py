@@ -142,10 +142,11 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     loading |= {} if tag is None else {"tag": tag}
-    inputs = input_ or []
-    if inputs and format_ == "text" and not ray and missing_wing(_DOCUMENTS, "") is None:
+    inputs = [] if input_ in (None, [Path("-")]) else input_ or []
+    output = None if output == Path("-") else output
+    if format_ == "text" and not ray and missing_wing(_DOCUMENTS, "") is None:
         documents = wing(_DOCUMENTS, "a document")
-        if (document := documents.find_document(inputs)) is not None:
+        if (document := documents.find_document(inputs, output)) is not None:
             documents.check_document(document, inputs, output, form, prefix)
             documents.translate_file(models, loading, document, output, column, header, text_settings)
             return

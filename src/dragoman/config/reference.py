@@ -207,7 +207,7 @@ def look_up(name: str) -> tuple[list[Kind], list[Key]]:
     """
     wanted = _without_index(name.strip().strip("[]").strip())
     kinds = [kind for kind in all_kinds() if kind.tag == wanted]
-    for matches in (str.__eq__, _is_in, _ends_with):
+    for matches in (str.__eq__, _is_in, lambda name, end: any(x.endswith(f".{end}") for x in (name, section_of(name)))):
         keys = [key for key in all_keys() if matches(_without_index(key.name), wanted)]
         if keys and not (kinds and all(key.name.startswith("stage.") for key in keys)):
             # A section is described without the kinds of its inner sections.
@@ -233,10 +233,6 @@ def _is_in(name: str, wanted: str) -> bool:
     """Return whether a key is in a section, or selects the kind of one of its sections."""
     section = section_of(name)
     return section == wanted or (section_of(section) == wanted and name.endswith(".kind") and name in _tags())
-
-
-def _ends_with(name: str, wanted: str) -> bool:
-    return name.endswith(f".{wanted}") or section_of(name).endswith(f".{wanted}")
 
 
 # ------------------------------------------------------------------------------------------ documents with all defaults

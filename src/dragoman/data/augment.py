@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import AugmentConfig
 from dragoman.data.casing import lower, title, upper
-from dragoman.data.spans import SHIELDS, find_spans, shield, unshield
+from dragoman.data.spans import SHIELDS, find_spans, outside_spans, shield
 from dragoman.tokenizers.tokenizer import SYMBOLS
 
 Ints = NDArray[np.int64]
@@ -50,7 +50,7 @@ def _with_typing_errors(source: str, target: str, _: Languages, rng: random.Rand
                 characters[at + 1] = ""
         return "".join(characters)
 
-    return _outside_spans(source, mistyped), target
+    return outside_spans(source, mistyped), target
 
 
 def _with_symbols(source: str, target: str, _: Languages, rng: random.Random) -> tuple[str, str]:
@@ -93,20 +93,15 @@ def _places(text: str) -> dict[str, tuple[int, int]]:
 _KINDS: dict[str, Callable[[str, str, Languages, random.Random], tuple[str, str]]] = {
     "typing_errors": _with_typing_errors,
     "no_final_mark": _without_final_mark,
-    "title_case": lambda source, target, *_: (_outside_spans(source, title), target),
-    "lower_case": lambda source, target, own, _: (_outside_spans(source, lambda text: lower(text, own[0])), target),
+    "title_case": lambda source, target, *_: (outside_spans(source, title), target),
+    "lower_case": lambda source, target, own, _: (outside_spans(source, lambda text: lower(text, own[0])), target),
     "upper_case": lambda source, target, own, _: (
-        _outside_spans(source, lambda text: upper(text, own[0])),
-        _outside_spans(target, lambda text: upper(text, own[1])),
+        outside_spans(source, lambda text: upper(text, own[0])),
+        outside_spans(target, lambda text: upper(text, own[1])),
     ),
     "protect": _with_symbols,
 }
 """Keys of `AugmentConfig`, and `protect` -> changes, in the order in which they are applied."""
-
-
-def _outside_spans(text: str, change: Callable[[str], str]) -> str:
-    spans = find_spans(text)
-    return unshield(change(shield(text, spans)), (text[span.start : span.end] for span in spans))
 
 
 class Augmentation:

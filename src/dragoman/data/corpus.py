@@ -42,8 +42,8 @@ _DEFAULT_KEYS = (0, 1)
 
 @dataclass(frozen=True)
 class CorpusSpec:
-    """A parallel corpus: two text files, optionally compressed (`.gz .zst .xz`), two USFM files or folders of them, or
-    `path`, a table or folder.
+    """A parallel corpus: two text files, optionally compressed (`.gz .zst .xz .bz2`), two USFM files or folders of
+    them, or `path`, a table or folder.
 
     Keys are column numbers from 0 (TSV, CSV without a header, a JSON array per line), names (CSV with a header, JSONL,
     Parquet; `a.b` addresses a nested object) or language codes (TMX, OPUS archives; the default numbers: those of the

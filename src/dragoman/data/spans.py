@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -67,9 +67,10 @@ SPAN_KINDS: dict[str, SpanKind] = {
     ),
     "maths": SpanKind(
         r"\$\$[^$\n]{1,500}\$\$"
-        rf"|(?<![{_LETTERS}$\\])\$(?=[^\s$])(?:[^$\n\\^_={{}}]{{0,100}}[\\^_={{}}][^$\n]{{0,200}}|[A-Za-z])(?<!\s)\$(?![\d$])"
-        r"|\\\([^\n]{1,300}?\\\)|\\\[[^\n]{1,300}?\\\]",
-        ("$x_1 + y$", "$$a = b$$", r"\(x\)"),
+        rf"|(?<![{_LETTERS}$\\])\$(?![\s$]|\{{[\w.]*\}})(?:[^$\n\\^_={{}}]{{0,100}}[\\^_={{}}][^$\n]{{0,200}}|[A-Za-z])(?<!\s)(?<!%\d)\$(?![\d$])"
+        r"|\\\([^\n]{1,300}?\\\)|\\\[[^\n]{1,300}?\\\]"
+        r"|\\(?:[A-Za-z]{0,12}(?:cite|ref)[a-z]{0,8}|label|url)\*?(?:\[[^\[\]\n]{0,80}\]){0,2}\{[^{}\n]{1,100}\}",
+        ("$x_1 + y$", "$$a = b$$", r"\(x\)", r"\cite{a}"),
         hidden=True,
     ),
     "URL": SpanKind(
@@ -85,10 +86,11 @@ SPAN_KINDS: dict[str, SpanKind] = {
     ),
     "placeholder in braces": SpanKind(
         r"\{\{\{[^{}\n]{1,80}\}\}\}|[\#$]?\{\{[^{}\n]{1,80}\}\}|\{%[^{}\n]{1,80}%\}"  # Mustache, Jinja, Vue
-        r"|[\#$@%]\{[^{}\n]{0,80}\}"  # shells, JavaScript, Ruby
-        r"|\*\|[^|\n]{1,60}\|\*"  # merge fields of mails
-        r"|\{\s?[$@]?[\w.\[\]'\"-]{0,60}\??(?:,\s?-?\d{1,4})?(?:![rsa])?(?::[^{}\s]{0,30})?\s?\}",  # Python, .NET, i18n
-        ("{name}", "{{ user.name }}", "${x}", "{0:.2f}", "{}", "{0,10:N2}", "#{n}"),
+        r"|[\#$@%]\{[^{}\n]{0,80}\}|\$\([\w.]{1,60}\)"  # shells, JavaScript, Ruby
+        r"|\*\|[^|\n]{1,60}\|\*|\[\[[^\[\]\n]{1,80}\]\]|\#\#\w{1,60}\#\#|@@\w{1,60}@@"  # merge fields of mails
+        r"|\{\s?[$@]?[\w.\[\]'\"-]{0,60}(?: [A-Za-z]{1,20}){0,2}\??(?:,\s?-?\d{1,4})?(?:![rsa])?"  # Python, .NET, i18n
+        r"(?::(?:[^{}\s]{0,30}|[yMdHhmsfFtzEa ,./:'-]{1,40})|\s?\|[^{}\n]{1,60})?\s?\}",
+        ("{name}", "{{ user.name }}", "${x}", "{0:.2f}", "{}", "{0,10:N2}", "#{n}", "{first name}"),
     ),
     "linked message": SpanKind(
         r"\$t\([^()\n]{1,80}\)|@(?:\.[a-z]{1,20})?:(?:\{[^{}\n]{1,80}\}|\w{1,60}(?:\.\w{1,60}){0,8})",
@@ -334,6 +336,12 @@ def count_spans(shielded: str) -> int:
 def unshield(shielded: str, spans: Iterator[str]) -> str:
     """Return the text that `shield` was called with.  spans: the texts of its spans, of which as many are consumed."""
     return "".join(next(spans) if character in SHIELDS else character for character in shielded)
+
+
+def outside_spans(text: str, change: Callable[[str], str], protect: re.Pattern[str] | None = None) -> str:
+    """Return a text changed by a function that does not see its spans."""
+    spans = find_spans(text, protect)
+    return unshield(change(shield(text, spans)), (text[span.start : span.end] for span in spans))
 
 
 def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None) -> bool:

@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.cli.streams import log, log_flags, show_progress
+from dragoman.documents.formats import FORMATS, SUFFIXES
 from dragoman.documents.translation import document_format, suffix_format, translate_document
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from dragoman.pipelines.lines import Form
 
+_ARCHIVES = {suffix for suffix, name in SUFFIXES.items() if not FORMATS[name].has_lines}
 
-def find_document(inputs: Sequence[Path]) -> Path | None:
-    """Return the first input that is a document, None if there is none."""
+
+def find_document(inputs: Sequence[Path], output: Path | None) -> Path | None:
+    """Return the first input that is a document, None if there is none.  Raises UsageError if only the output is."""
     known = (path for path in inputs if path.suffix and (suffix_format(path.suffix.casefold()) or "txt") != "txt")
-    return next((path for path in known if not path.is_dir()), None)
+    document = next((path for path in known if not path.is_dir()), None)
+    if not document and output and output.suffix.casefold() in _ARCHIVES and not output.is_dir():
+        raise UsageError(f"{output}: the input is text, and stays text; give the output the suffix .txt")
+    return document
 
 
 def check_document(document: Path, inputs: Sequence[Path], output: Path | None, form: Form, prefix: str | None) -> None:

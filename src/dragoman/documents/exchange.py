@@ -171,18 +171,24 @@ class _XliffTranslation(Inline):
 
     def __init__(self, unit: _Unit, edits: Edits) -> None:
         keeps_space = "preserve" in (node.attributes.get("xml:space") for node in (unit.source, unit.holder))
-        super().__init__(unit.source, edits, _xliff_role, collapse=not keeps_space)
+        parts = {node.start for node in unit.source.nodes if node.attributes.get("mtype") == "seg"}
+        super().__init__(
+            unit.source,
+            edits,
+            lambda node: Role("break") if node.start in parts else _xliff_role(node),
+            not keeps_space,
+        )
         self._unit = unit
 
     def replace(self, translated: Segment) -> None:
         """Write the translation into the target, which is created if it is missing."""
         source, target, holder = self._unit
         text = self._edits.source
-        is_first = source.name == "1:source"
+        is_first = source.name[0] == "1"
         if target is None:
             name = re.compile(rb"<([^\s/>]+)").match(text, source.start)  # with its prefix
             assert name is not None
-            tag = re.sub(rb"source$", b"target", name[1])
+            tag = re.sub(rb"(?:seg-)?source$", b"target", name[1])
         else:
             tag = _STATE.sub(b"", text[target.start + 1 : target.inner_start].rstrip(b"/> \t\r\n"))
         form = b"<%b%b>%%b</%b>" % (tag.replace(b"%", b"%%"), _MACHINE if is_first else b"", tag.split()[0])
@@ -215,6 +221,7 @@ def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
     units = []
     for node in root.iter(_is_kept):
         text = node.child(f"{version}:source") if node.name == element else None
+        text = text and (node.child("1:seg-source") or text)  # the source in segments, after which the target stands
         if text is not None:
             units.append(_Unit(text, node.child(f"{version}:target"), node))
     units = [unit for unit in units if unit.is_open]
@@ -233,6 +240,8 @@ def _is_kept(node: Node) -> bool:
 def _xliff_role(node: Node) -> Role:
     if node.name in _PAIRS and not _is_kept(node) and node.attributes.get("mtype") != "protected":
         return Role("pair")
+    if "lb" in (node.attributes.get("ctype"), node.attributes.get("subType", "").removeprefix("xlf:")):  # a line break
+        return Role("break")
     for elements, kind in ((_OPENING, "open"), (_CLOSING, "close")):
         names = elements.get(node.name, ())
         key = next((node.attributes[name] for name in names if name in node.attributes), None)

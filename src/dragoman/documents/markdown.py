@@ -15,7 +15,7 @@ from typing import Any
 
 from dragoman.documents.markdown_syntax import read_block, read_inline
 from dragoman.documents.plain import decode_text, line_numbers, with_changes
-from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
+from dragoman.documents.segments import BLOCK_TAG, DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
 from dragoman.markup.html import is_untouched, read_tag
@@ -181,7 +181,9 @@ class _MarkdownBlock:
             yield Mark("close", raw, "link")
         elif token.type == "html_inline":
             tag = read_tag(raw)
-            if tag is None or tag.kind == "void" or raw.endswith("/>"):
+            if re.fullmatch(BLOCK_TAG, raw):
+                yield Mark("break", raw)
+            elif tag is None or tag.kind == "void" or raw.endswith("/>"):
                 yield Mark("empty", raw)
             else:
                 yield Mark("close" if tag.kind == "close" else "open", raw, tag.name)

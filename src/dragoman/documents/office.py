@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from dragoman.documents.archive import Archive
 from dragoman.documents.segments import DocumentTranslator, Mark, is_identifier, pair_marks
-from dragoman.documents.xml_spans import Edits, Inline, Node, Role, Span, escape
+from dragoman.documents.xml_spans import EMPTY, Edits, Inline, Node, Role, Span, escape
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment, plain_text
 
@@ -306,7 +306,10 @@ _ODT_PREFIXES = {
 }  # fmt: skip
 _MIME = b"application/vnd.oasis.opendocument.text"
 _PARTS = ("content.xml", "styles.xml")
-_PAIRS = {"text:span", "text:a", "text:meta"}
+_ROLES = {
+    **dict.fromkeys(("text:span", "text:a", "text:meta"), Role("pair")),
+    **dict.fromkeys(("text:line-break", "text:tab"), Role("break")),
+}
 _KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:forms"}
 """Elements whose paragraphs are not part of the text: comments and deleted text."""
 
@@ -328,7 +331,7 @@ def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
         if name in archive:
             root, edits = archive.edit(name, _ODT_PREFIXES)
             nodes = (node for node in root.iter(_has_no_text) if node.name in {"text:p", "text:h"})
-            paragraphs += [Inline(node, edits, _role, collapse=True) for node in nodes]
+            paragraphs += [Inline(n, edits, lambda n: _ROLES.get(n.name, EMPTY), collapse=True) for n in nodes]
     translator.translate_blocks(paragraphs)
     return archive.edited()
 
@@ -339,9 +342,3 @@ def _has_no_text(node: Node) -> bool:
         kind = node.attributes.get("office:value-type", "string")
         return kind != "string" or "table:formula" in node.attributes
     return node.name in _KEPT
-
-
-def _role(node: Node) -> Role:
-    if node.name in _PAIRS:
-        return Role("pair")
-    return Role("break" if node.name in {"text:line-break", "text:tab"} else "empty")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dragoman.data.languages import SCRIPTS
 from dragoman.documents.segments import DocumentTranslator, is_identifier, source_text, translate_messages
 from dragoman.errors import DataError, UsageError, clip, nearest
+from dragoman.io.lines import not_utf8
 from dragoman.io.reading import declared_charset
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -27,6 +28,8 @@ def decode_text(
     The byte order mark decides, then the declaration, then it is UTF-8.  Raises DataError for a charset that is not
     accepted and for invalid bytes; the function, for missing characters.
     """
+    if (problem := not_utf8(data[:_HEAD])) and not problem.startswith("is UTF-16;"):  # with a byte order mark
+        raise DataError(problem)
     bom, name = next(((mark, name) for mark, name in _BOMS if data.startswith(mark)), (b"", "utf-8"))
     if declaration and not bom:
         line = data.count(b"\n", 0, declaration.start()) + 1
@@ -138,6 +141,7 @@ def _translate_cells(
     has_quoting = delimiter != "\t" or not any('"' in cell.text for row in rows for cell in row if not cell.quoted)
     if not has_quoting:  # with quoting, cells with a quotation mark would be quoted
         rows = _rows(text, delimiter, has_quoting)
+    rows = rows[text[:4].casefold() == "sep=" :]  # without the line that names the separator for Excel
     first = rows[0] if rows else []
     names = [column for column in columns or () if isinstance(column, str)]
     if names and header is False:

@@ -176,12 +176,13 @@ def _divided(segment: Segment) -> Iterator[tuple[bool, Segment]]:
         before, after = _strip(core)
         if before:
             yield False, before
-        if core and isinstance(core[0], Tag) and core[0].kind == "open" and _closes(core):
-            yield False, core[:1]
-            yield from _divided(core[1:-1])
-            yield False, core[-1:]
-        elif core:
-            yield has_words(plain_text(core)), core
+        match core:
+            case [Tag(kind="open") as first, *inner, Tag(kind="close") as last] if first.pair == last.pair:
+                yield False, [first]
+                yield from _divided(inner)
+                yield False, [last]
+            case [_, *_]:
+                yield has_words(plain_text(core)), core
         if after:
             yield False, after
 
@@ -227,12 +228,6 @@ def _textless(items: Segment, opening: str) -> int:
             break
         count = count if depth else index
     return count
-
-
-def _closes(core: Segment) -> bool:
-    """Return whether the last item closes the tag that the first item opens."""
-    first, last = core[0], core[-1]
-    return isinstance(first, Tag) and isinstance(last, Tag) and last.kind == "close" and first.pair == last.pair
 
 
 def _with_single_spaces(segment: Segment) -> Segment:
@@ -311,8 +306,10 @@ def _sides(segment: Segment) -> dict[int, _Sides]:
 
 # ------------------------------------------------------------------------------------------------ marks in running text
 
-_BREAK = r"(?P<break>\r\n|\n|\r)"
-_ELEMENT = r"(?P<element></?(?:[A-Za-z][^\s<>/]*(?:\s[^<>]*)?|\d{1,3})/?>)"
+BLOCK_TAG = r"</?(?i:br|hr|p|div|[uod]l|li|d[dt]|h[1-6]|table|t[rdh]|blockquote)(?:\s[^<>]*)?/?>"
+"""Tags of HTML that end a text."""
+_BREAK = rf"(?P<break>\r\n|\n|\r|{BLOCK_TAG})"
+_ELEMENT = r"(?P<element>(?<!<)</?(?:[A-Za-z][^\s<>/]*(?:\s[^<>]*)?|\d{1,3})/?>)"
 _MESSAGE = re.compile(rf"{_BREAK}|{_ELEMENT}")
 _NAME = re.compile(r"</?([^\s/>]+)")
 

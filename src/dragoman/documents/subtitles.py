@@ -45,7 +45,7 @@ def _translate(
     text, encode = decode_text(data)
     ends = [match[0] for match in _LINE_END.finditer(text)]
     lines = _LINE_END.split(text)
-    turns = _turns(lines)
+    turns = _turns(lines, read is str)
     segments = [_map_text(find_marks(" ".join(lines[i].strip(" \t") for i in turn), _MARKS), read) for turn in turns]
     answers = translator.segments(segments, [turn[0] + 1 for turn in turns])
     translated = [source_text(_map_text(segment, write)) for segment in answers]
@@ -60,15 +60,17 @@ def _translate(
     return encode("".join(kept))
 
 
-def _turns(lines: Sequence[str]) -> list[list[int]]:
-    """Return the indices of the lines of each text."""
+def _turns(lines: Sequence[str], is_srt: bool) -> list[list[int]]:
+    """Return the indices of the lines of each text.  In SubRip, a cue lasts until the number before the next time."""
     turns: list[list[int]] = []
     cues, inside = 0, False
     for index, line in enumerate(lines):
         if _TIMING.match(line):
             inside, cues, starts = True, cues + 1, True
-        elif not line.strip(" \t"):
+        elif is_srt and line.strip(" \t\ufeff").isdecimal() and _TIMING.match("".join(lines[index + 1 : index + 2])):
             inside = False
+        elif not line.strip(" \t"):
+            inside, starts = inside and is_srt, True
         elif inside:
             turn = _TURN.match(line)
             if starts or turn:

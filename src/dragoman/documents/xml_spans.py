@@ -210,8 +210,8 @@ _SPACES = re.compile(r"[ \t\r\n]+")
 class Role:
     """What an inline element is.
 
-    kind: "pair" (its content is text), "empty", "break" (it ends a sentence), or "open" and "close" for elements that
-    mark the two ends of a formatting, with the same `key`.
+    kind: "pair" (its content is text), "empty", "break" (it ends a sentence, and its content, if any, is a text of its
+    own), or "open" and "close" for elements that mark the two ends of a formatting, with the same `key`.
     """
 
     kind: Literal["pair", "empty", "break", "open", "close"] = "empty"
@@ -253,11 +253,11 @@ class Inline:
                 items.append(_SPACES.sub(" ", child) if self._collapse else child)
                 continue
             role = EMPTY if child.name in "!?" else self._role(child)
-            if role.kind == "pair" and child.inner_end > child.inner_start:
-                key = f"pair {child.start}"
-                items.append(self._mark("open", child.open_span, key))
+            if role.kind in ("pair", "break") and child.inner_end > child.inner_start:
+                key, is_pair = f"pair {child.start}", role.kind == "pair"
+                items.append(self._mark("open" if is_pair else "break", child.open_span, key))
                 items += self._items(child)
-                items.append(self._mark("close", child.close_span, key))
+                items.append(self._mark("close" if is_pair else "break", child.close_span, key))
             else:
                 kind = "empty" if role.kind == "pair" else role.kind
                 items.append(self._mark(kind, (child.start, child.end), role.key))

@@ -18,8 +18,7 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import _bootstrap_resample, estimate_ci
 
 from dragoman.data.languages import language_code
-from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import clip
+from dragoman.errors import DataError, UsageError, clip
 from dragoman.registry import registered
 
 if TYPE_CHECKING:

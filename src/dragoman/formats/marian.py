@@ -86,7 +86,8 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
     settings = _settings(model)
     text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
-    tensors = {name: _array(tensor) for name, tensor in _tensors(model, settings).items()}
+    rows = {name: x.float().reshape(-1, x.size(-1)) for name, x in _tensors(model, settings).items()}  # no vectors
+    tensors = {name: np.ascontiguousarray(x.numpy()) for name, x in rows.items()}
     items = {**tensors, SETTINGS: np.frombuffer(text.encode() + b"\0", np.int8)}
     with (folder / _MODEL).open("wb") as file:
         np.savez(file, **items)  # type: ignore[arg-type]  # of its own parameters
@@ -95,11 +96,6 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
         (folder / name).write_bytes(content)
     decoding = _decoding(model, [name for name in files if "vocab" in name])
     (folder / _DECODER).write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in decoding.items()))
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    """Return rows by columns; Marian has no vectors."""
-    return np.ascontiguousarray(tensor.float().reshape(-1, tensor.size(-1)).numpy())
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:

@@ -18,7 +18,7 @@ from dragoman.config.model import TransformerConfig
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError, check_problems
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
-from dragoman.io.reading import protobuf_fields
+from dragoman.io.reading import COMPRESSED_SUFFIXES, protobuf_fields
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
 from dragoman.nn.layers import RMSNorm
@@ -214,7 +214,7 @@ def _examples(config: Config) -> list[str]:
         return []
     path = Path(str(valid.source))
     try:
-        lines = path.read_text("utf-8").split("\n") if path.suffix not in (".gz", ".zst") else []
+        lines = path.read_text("utf-8").split("\n") if path.suffix not in COMPRESSED_SUFFIXES else []
     except OSError:
         return []
     short = [line for line in dict.fromkeys(lines) if 0 < len(line) <= 60]

@@ -6,6 +6,7 @@ streams and never extracted, so neither their size nor their names can do harm.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import io
@@ -23,13 +24,13 @@ from typing import IO
 
 import zstandard
 
-from dragoman.errors import DataError, UsageError
-from dragoman.errors import clip as clip
+from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.reading import COMPRESSED_SUFFIXES, open_regular, plain_suffix
 
 NOT_LINES = (
     ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".parquet", ".arrow", ".zip", ".bin", ".pdf", ".doc", ".docx", ".rtf",
-    ".odt", ".xls", ".xlsx", ".ppt", ".pptx", ".epub", ".yml", ".yaml", ".properties", ".strings", ".usfm", ".sfm",
+    ".odt", ".xls", ".xlsx", ".ppt", ".pptx", ".epub", ".yml", ".yaml", ".properties", ".strings", ".xml", ".resx",
+    ".usfm", ".sfm", ".ass", ".ssa", ".sub", ".ods", ".odp", ".odg", ".tar", ".tgz", ".7z", ".rar",
 )  # fmt: skip
 """Suffixes of tables, documents and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
@@ -45,6 +46,12 @@ _PAUSE, _MOST_WAIT = 0.02, 0.2
 _DECOMPRESSION_ERRORS = (
     EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError,
 )  # fmt: skip
+_STARTS = {
+    b"\x1f\x8b": ".gz", b"BZh91AY": ".bz2", b"\xfd7zXZ": ".xz", b"(\xb5/\xfd": ".zst", b"PK\3\4": ".zip",
+    codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
+}  # fmt: skip
+"""First bytes of files -> suffixes of compressed ones, encodings of others."""
 _ENCRYPTED = 1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _ARCHIVE_AGAIN = "Copy or download the archive again"
@@ -90,9 +97,8 @@ def _open_stream(path: Path) -> io.BufferedIOBase:
         return io.BufferedReader(open_member(archive, path), _CHUNK)  # whose readline obeys its limit
     if path.suffix == ".zst":
         return io.BufferedReader(_ZstdStream(path.open("rb")), _CHUNK)
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+    opened = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(path.suffix, open)
+    return opened(path, "rb")  # type: ignore[operator, no-any-return]
 
 
 @contextmanager
@@ -101,13 +107,13 @@ def _opened(path: Path, position: Callable[[], str] = str) -> Iterator[io.Buffer
     try:
         with _open_stream(path) as stream:
             yield stream
-    except _DECOMPRESSION_ERRORS as error:
+    except (*_DECOMPRESSION_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # bz2 raises OSError without a number for damage
+            raise _unreadable(path, error) from error
         raise DataError(
             f"{path}: the compressed data is truncated or damaged{position()} ({error}). "
             "Copy or download the file again."
         ) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
 
 
 def check_text_file(path: Path, advice: str) -> None:
@@ -178,7 +184,7 @@ def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
 
 
 def open_lines(path: Path) -> Iterator[bytes]:
-    """Yield the raw lines of a file without "\\n", decompressing `.gz`, `.zst` and `.xz`.
+    """Yield the raw lines of a file without "\\n", decompressed (`COMPRESSED_SUFFIXES`).
 
     A last line without "\\n" counts.  Raises DataError if the file cannot be read, is truncated or damaged, or has a
     line longer than 64 MiB.
@@ -190,7 +196,7 @@ def open_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file in chunks of at most 1 MiB, decompressing `.gz`, `.zst` and `.xz`.
+    """Yield the bytes of a file in chunks of at most 1 MiB, decompressed (`COMPRESSED_SUFFIXES`).
 
     Raises DataError if the file cannot be read, is truncated or damaged.
     """
@@ -218,20 +224,20 @@ def count_lines(path: Path) -> int:
     return count + (last != b"\n")
 
 
-def wide_encoding(start: bytes) -> str:
-    """Return UTF-16 or UTF-32 if the first bytes of a file show it, else "".
+def not_utf8(start: bytes) -> str:
+    """Return the problem if the first bytes of a file show that it is compressed, UTF-16 or UTF-32, else "".
 
     Without a byte order mark, every second byte of Western text in UTF-16 is zero.
     """
-    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "UTF-32"
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16"
+    kind = next((kind for first, kind in _STARTS.items() if start.startswith(first)), "")
     for first, name in ((0, "UTF-16BE"), (1, "UTF-16LE")):
         zeros = start[first:_START:2]
         if len(zeros) > 1 and 2 * zeros.count(0) > len(zeros) and start[1 - first : _START : 2].count(0) == 0:
-            return name
-    return ""
+            kind = kind or name
+    if kind.startswith("."):
+        return f"is compressed; decompress it, or let the name of the file end with {kind}"
+    advice = f"convert the file, for example with `iconv -f {kind} -t UTF-8`"
+    return kind and f"is {kind}; only UTF-8 is accepted: {advice}"
 
 
 def decode_line(raw: bytes, line: int, where: str) -> str:
@@ -240,15 +246,16 @@ def decode_line(raw: bytes, line: int, where: str) -> str:
     Raises DataError with `where`, the line and the byte offset if the line is not UTF-8.
     """
     start = len(BOM) if line == 1 and raw.startswith(BOM) else 0
+    if line == 1 and (problem := not_utf8(raw)):
+        raise DataError(f"{where}: {problem}")
     try:
         return raw[start:].decode("utf-8").removesuffix("\r")
     except UnicodeDecodeError as error:
         offset = start + error.start
-        encoding = (wide_encoding(raw) if line == 1 else "") or "WINDOWS-1252"
         raise DataError(
             f"{where}, line {line:,}: byte 0x{raw[offset]:02x} at byte {offset} of the line is not valid UTF-8 "
             f'("{clip(raw.decode("utf-8", "replace"))}"). Only UTF-8 is accepted: convert the file, for example with '
-            f"`iconv -f {encoding} -t UTF-8`, or repair the line; `dragoman doctor` lists all such lines."
+            "`iconv -f WINDOWS-1252 -t UTF-8`, or repair the line; `dragoman doctor` lists all such lines."
         ) from error
 
 

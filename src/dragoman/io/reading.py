@@ -37,7 +37,7 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 _CHARSETS = {
     "utf-8", "ascii", "koi8-r", "koi8-u", "mac-roman", "tis-620", "shift_jis", "euc_jp", "iso2022_jp", "gb2312", "gbk",
     "gb18030", "big5", "big5hkscs", "euc_kr", *(f"iso8859-{number}" for number in range(1, 17)),
@@ -203,7 +203,7 @@ def has_lone_surrogate(text: str) -> bool:
 
 
 def plain_suffix(path: Path) -> str:
-    """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
+    """Return the suffix of a file name, ignoring one of `COMPRESSED_SUFFIXES`."""
     return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix
 
 

@@ -212,19 +212,10 @@ def align_regions(
         except UsageError:  # the model has no cross-attention
             weights = itertools.repeat(None)
     attention, rest = iter(weights), iter(divided)
-    return [
-        [
-            block
-            for region, cut, inside in itertools.islice(rest, len(line))
-            for block in _region_blocks(tokenizer, region, cut, inside, next(attention) if region.ids and cut else None)
-        ]
-        for line in lines
-    ]
-
-
-def _region_blocks(
-    tokenizer: Tokenizer, region: Region, cuts: Collection[int], inside: Collection[int], attention: Floats | None
-) -> Sequence[Block]:
-    if region.copies is None:
-        return [*blocks_of(tokenizer, region, cuts, attention)]
-    return [*_with_copies(region, [*blocks_of(tokenizer, replace(region, start=0, first=0), cuts, attention)], inside)]
+    found: list[list[Block]] = [[] for _ in lines]
+    for line, blocks in zip(lines, found, strict=True):
+        for region, cut, inside in itertools.islice(rest, len(line)):
+            seen = replace(region, start=0, first=0) if region.copies else region
+            units = [*blocks_of(tokenizer, seen, cut, next(attention) if region.ids and cut else None)]
+            blocks += _with_copies(region, units, inside) if region.copies else units
+    return found

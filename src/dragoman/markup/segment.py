@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.data.sentences import is_spaceless
+from dragoman.data.spans import span_texts
 from dragoman.errors import UsageError, clip
 
 if TYPE_CHECKING:
@@ -127,9 +128,11 @@ def _translate_window(
         for match in (_FORMULA.finditer(text) if own else ())
         if any(match.start() < cut < match.end() for cut in own)
     }
-    if formulas:
-        patterns = (rf"(?<!\w){formula}(?!\w)" for formula in sorted(formulas))
-        settings = {**settings, "protect": [*(settings.get("protect") or ()), *patterns]}
+    patterns = {rf"(?<!\w){formula}(?!\w)" for formula in formulas}
+    for segment, text in zip(segments, texts, strict=True):
+        patterns |= _divided_spans(segment, text) if len(segment) > 1 else set()
+    if patterns:
+        settings = {**settings, "protect": [*(settings.get("protect") or ()), *sorted(patterns)]}
     translations = translator.translate(texts, **settings)
     languages = settings.get("source_language"), settings.get("target_language")
     results: list[Segment] = [[translation.text] if translation.text else [] for translation in translations]
@@ -153,6 +156,13 @@ def _translate_window(
     return [
         [one for item in result for one in (item.items if isinstance(item, _Mark) else (item,))] for result in results
     ]
+
+
+def _divided_spans(segment: Segment, text: str) -> set[str]:
+    """Return patterns of spans that only a tag divides from letters, such as %s in "%s<b>bold</b>"."""
+    whole = span_texts(text)
+    own = {span for item in segment if isinstance(item, str) for span in span_texts(item)}
+    return {re.escape(span) for span in own if not any(span in other for other in whole)}
 
 
 def _with_marks(segment: Segment) -> Segment:

@@ -16,7 +16,7 @@ from dragoman.tokenizers.tokenizer import SYMBOLS
 
 _CLOSING = ".,:;!?)]}»”’…。，、：；！？）」』\"'"
 _OPENING = "([{«“‘„¿¡（「『"
-_PAIRS = {"(": ")", "[": "]", "“": "”", "„": "“", "«": "»", "‹": "›", "‘": "’", '"': '"', "'": "'", "「": "」"}
+_PAIRS = dict(zip("([<“„«‹‘\"'「", ")]>”“»›’\"'」", strict=True))
 _BETWEEN = re.compile(rf"[{SHIELDS}](?:[^\w{SHIELDS}]{{0,3}}[{SHIELDS}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
 _SYMBOL = re.compile("⟦[1-9]⟧")
@@ -97,6 +97,9 @@ class Mask:
                 skipped = len(shielded) - len(shielded[done:].lstrip()) - done
                 at, done = at + skipped, done + skipped
             holes.append(Hole(len(kept), hole_at, copied, before, after))
+            if is_spaced(before) and is_spaced(after):  # otherwise two words would be one
+                kept.append(" ")
+                origin.append(hole_at)
         keep(len(shielded))
         origin.append(at)
         text = "".join(kept)
@@ -159,6 +162,8 @@ def insert(target: str, holes: Sequence[Hole], places: Sequence[int]) -> str:
         hole = holes[index]
         text += target[done:place]
         follows = number > 0 and place == done  # another span
+        if hole.copied[0] in "&\\" and is_spaced(hole.before) and is_spaced(hole.after):  # &nbsp; for the space
+            text, place = text.rstrip(), place + (target[place : place + 1] == " ")
         done = place
         last, following = text[-1:], target[place : place + 1]
         if last and not last.isspace() and last not in _OPENING:

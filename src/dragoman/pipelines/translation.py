@@ -20,6 +20,7 @@ from dragoman.data.spans import (
     count_spans,
     find_spans,
     keeps_spans,
+    outside_spans,
     shield,
     unshield,
     with_symbols,
@@ -100,12 +101,6 @@ class _Draft:
     def seen(self) -> str:
         """What the model sees, with its spans."""
         return unshield(self.shielded, iter(self.spans)) if self.spans else self.shielded
-
-
-def _in_capitals(text: str, language: str | None, protect: re.Pattern[str] | None) -> str:
-    """Return a text in capitals, except for its spans."""
-    spans = find_spans(text, protect)
-    return unshield(upper(shield(text, spans), language), (text[span.start : span.end] for span in spans))
 
 
 @contextmanager
@@ -396,7 +391,8 @@ class Translator(Pipeline):
         for part, text in zip(parts, shielded, strict=True):
             part.seen = text
             if draft.in_capitals:
-                part.restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
+                capitals = functools.partial(upper, language=self.languages[1])
+                part.restore = functools.partial(outside_spans, change=capitals, protect=protect)
             if draft.spans and (own := [next(left) for _ in range(count_spans(text))]):
                 part.seen = unshield(text, iter(own))
                 mask = replace(Mask.of(text, own), kinds=draft.kinds)

@@ -103,7 +103,8 @@ def run_study(plan: Plan, out: Path, reporter: Reporter) -> StudyResult:
             asked = study.ask(_distributions(optuna, plan))
             if trial is None:
                 number = len(trials) + 1
-                trial = Trial(number, {key: _text(value) for key, value in asked.params.items()}, asked.params)
+                shown = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in asked.params.items()}  # as TOML
+                trial = Trial(number, shown, asked.params)
                 trials.append(trial)
                 _write(plan, out, trials)
             chosen = ", ".join(f"{key} = {value}" for key, value in trial.values.items())
@@ -188,11 +189,6 @@ def _distributions(optuna: Any, plan: Plan) -> dict[str, Any]:
         else:
             found[key] = kinds.CategoricalDistribution(choices)
     return found
-
-
-def _text(value: Any) -> str:
-    """Return a chosen value as TOML; numbers have four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _best(trials: list[Trial]) -> Trial | None:

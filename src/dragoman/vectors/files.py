@@ -15,8 +15,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import clip, read_lines
+from dragoman.errors import DataError, UsageError, clip
+from dragoman.io.lines import read_lines
 from dragoman.io.reading import COMPRESSED_SUFFIXES
 from dragoman.io.weights import read_safetensors
 from dragoman.io.writing import write_file
@@ -66,7 +66,7 @@ def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32])
 
 
 def read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
-    """Read words (V) and matrix (V, D) of either format; text may be compressed (`.gz`, `.xz`, `.zst`).
+    """Read words (V) and matrix (V, D) of either format; text may be compressed (`.gz`, `.xz`, `.zst`, `.bz2`).
 
     Raises DataError, with the line number for text.
     """

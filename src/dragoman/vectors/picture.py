@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.errors import UsageError
-from dragoman.io.lines import clip
+from dragoman.errors import UsageError, clip
 from dragoman.io.writing import write_file
 from dragoman.pages.charts import GRID, INK, SOFT, Drawing, drawing, series_color, standalone
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dragoman.errors import DataError, UsageError, nearest
-from dragoman.io.lines import clip, read_lines
+from dragoman.errors import DataError, UsageError, clip, nearest
+from dragoman.io.lines import read_lines
 from dragoman.io.reading import as_path
 from dragoman.vectors.files import read_vectors, write_vectors
 from dragoman.vectors.picture import write_picture
@@ -204,7 +204,7 @@ class WordVectors:
     def load(cls, path: str | Path) -> WordVectors:
         """Read a file written by `save` or, as text, by another program; a folder is passed to `of_model`.
 
-        Text may be compressed (`.gz`, `.xz`, `.zst`).  Raises DataError, with the line number for text.
+        Text may be compressed (`.gz`, `.xz`, `.zst`, `.bz2`).  Raises DataError, with the line number for text.
         """
         file = as_path(path, "word vectors")
         return cls.of_model(file) if file.is_dir() else cls(*read_vectors(file))

@@ -126,9 +126,7 @@ def jsonl_columns(path: Path) -> list[Key]:
             value = _json(decode_line(raw, 1, str(path)))
         except LookupError as error:
             raise DataError(f"{path}, line 1: {error.args[0]}; accepted: a JSON object or array per line") from None
-        if isinstance(value, list):
-            return list(range(len(value)))
-        return list(_string_keys(value))
+        return list(range(len(value)) if isinstance(value, list) else _string_keys(value))
     return []
 
 
@@ -175,7 +173,7 @@ def _column(path: Path, header: list[str], name: str) -> int:
 
 
 def _records(path: Path, decode: Decode) -> Iterator[tuple[int, list[str], str]]:
-    """Yield the first line, the fields and the problem, if any, of each record."""
+    """Yield first line, fields and problem, if any, of each record; semicolons separate them if line 1 has no comma."""
     invalid: list[str] = []
 
     def texts() -> Iterator[str]:
@@ -186,7 +184,10 @@ def _records(path: Path, decode: Decode) -> Iterator[tuple[int, list[str], str]]
                 invalid.append(str(error))
                 yield raw.decode("utf-8", "replace") + "\n"
 
-    reader = csv.reader(texts(), strict=True)
+    lines = texts()
+    first_line = next(lines, "")
+    delimiter = ";" if ";" in first_line and "," not in first_line else ","
+    reader = csv.reader(chain([first_line] * bool(first_line), lines), delimiter=delimiter, strict=True)
     while True:
         first, fields, problem = reader.line_num + 1, [], ""
         try:

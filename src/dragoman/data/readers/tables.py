@@ -27,8 +27,8 @@ from dragoman.io.reading import COMPRESSED_SUFFIXES, plain_suffix
 
 FOLDER, TMX, USFM, ZIP = "folder", ".tmx", ".usfm", ".zip"
 ACCEPTED = (
-    ".tsv, .csv, .jsonl or .tmx (.gz, .zst or .xz may follow), .parquet, .zip (OPUS in Moses format), or a folder of "
-    ".parquet files or written by save_to_disk of Hugging Face datasets"
+    ".tsv, .csv, .jsonl or .tmx (.gz, .zst, .xz or .bz2 may follow), .parquet, .zip (OPUS in Moses format), or a "
+    "folder of .parquet files or written by save_to_disk of Hugging Face datasets"
 )
 """The formats, for messages."""
 Log = Callable[[str], None]

@@ -280,15 +280,13 @@ class NumpyTransformer:
     ) -> Floats:
         inputs = ("self_attn.qkv",) if kind == "self_attn" else ("cross_attn.q", "cross_attn.kv")
         q, k, v, out = self._in_layer(stack, layer, *inputs, f"{kind}.out")
-        queries, keys, values = (self._split(self._affine(y, name)) for y, name in ((x, q), (memory, k), (memory, v)))
+        projected = [self._affine(y, name) for y, name in ((x, q), (memory, k), (memory, v))]
+        queries, keys, values = (y.reshape(*y.shape[:2], self.sizes.heads, -1).swapaxes(1, 2) for y in projected)
         scores = queries @ keys.swapaxes(-1, -2) / self.dtype(math.sqrt(queries.shape[-1]))  # (N, H, T, S)
         scores = np.where(mask[:, None, None], scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = (weights / weights.sum(-1, keepdims=True)) @ values
         return self._affine(mixed.swapaxes(1, 2).reshape(x.shape), out)
-
-    def _split(self, x: Floats) -> Floats:
-        return x.reshape(*x.shape[:2], self.sizes.heads, -1).swapaxes(1, 2)
 
     def _affine(self, x: Floats, name: str) -> Floats:
         naming = self.names.naming

@@ -27,9 +27,8 @@ from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
 from dragoman.decoding.backend import answered, has_unusual_length, searches_with_retry
 from dragoman.decoding.search_types import Hypothesis, Pruning, SearchCall, SearchSettings, before_end
-from dragoman.errors import DataError, UsageError, nearest
+from dragoman.errors import DataError, UsageError, clip, nearest
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
-from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.vision import patches
 from dragoman.pages.page import packed

@@ -29,8 +29,8 @@ from dragoman.data.spelled_numbers import (
     cardinal_pair,
     ordinal_pair,
 )
-from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import clip, read_lines
+from dragoman.errors import DataError, UsageError, clip
+from dragoman.io.lines import read_lines
 
 Link = tuple[int, int]
 """Index of a source unit and of a target unit."""

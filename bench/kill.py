@@ -3,9 +3,9 @@
     python bench/kill.py CONFIG.toml train.budget="900 steps" train.save_every="5 s" --kills 20 --longest 25
 
 The moments are drawn uniformly from the time since the start of each process, so that some processes are killed while
-they load PyTorch, prepare the data or write a checkpoint.  For each kill, the script prints the step, the current phase
-and the seconds of training that the next process repeats; at the end, the largest number of these seconds, and whether
-both runs have the same bytes.
+they load PyTorch, prepare the data or write a checkpoint.  For each kill, the script prints the folder (of a document
+with stages, that of the stage), the step, the current phase and the seconds of training that the next process repeats;
+at the end, the largest number of these seconds, and whether both runs have the same bytes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import list_checkpoints, read_pointer
+from dragoman.models.model_folder import list_checkpoints
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()", "train"]
 
 
-def session(config: Path, overrides: list[str], run: Path, seconds: float | None) -> tuple[bool, str]:
-    """Train in a new process, killed after `seconds`; return whether the training ended, and the last printed line."""
+def session(config: Path, overrides: list[str], run: Path, seconds: float | None) -> tuple[bool, list[str]]:
+    """Train in a new process, killed after `seconds`; return whether the training ended, and the printed lines."""
     output = run.parent / "output.txt"
+    output.parent.mkdir(exist_ok=True)
     with output.open("wb") as file:
         process = subprocess.Popen([*COMMAND, str(config), *overrides, "--out", str(run)], stderr=file)
         try:
@@ -40,30 +45,27 @@ def session(config: Path, overrides: list[str], run: Path, seconds: float | None
     lines = output.read_text(encoding="utf-8").splitlines()
     if code:
         raise SystemExit("\n".join(lines[-5:]))
-    return code == 0, lines[-1] if lines else "nothing yet"
+    return code == 0, lines
 
 
-def last_step(run: Path) -> tuple[int, float]:
-    """Return the last step in the log and the seconds of training up to it."""
-    rows = [row for row in read_log(run) if "loss" in row]
-    return (rows[-1]["step"], rows[-1]["seconds"]) if rows else (0, 0.0)
-
-
-def saved(run: Path) -> tuple[int, float]:
-    """Return step and seconds of the newest checkpoint."""
-    found = list_checkpoints(run)
-    if not found:
-        return 0, 0.0
-    progress = json.loads((found[-1] / "training.json").read_bytes())["progress"]
-    return progress["step"], progress["seconds"]
+def progress(run: Path) -> tuple[int, int, float]:
+    """Return the last step in the log, that of the newest checkpoint, and the seconds of training between them."""
+    saved: dict[str, Any] = {"step": 0, "seconds": 0.0}
+    last = [saved, *(row for row in read_log(run) if "loss" in row)][-1]
+    if found := list_checkpoints(run):
+        saved = json.loads((found[-1] / "training.json").read_bytes())["progress"]
+    return last["step"], saved["step"], max(0.0, last["seconds"] - saved["seconds"])
 
 
 def content(run: Path) -> dict[str, str]:
-    """Return the hashes of the weights of all checkpoints, and the pointers."""
-    models = {str(f.relative_to(run)): f for f in sorted((run / "checkpoints").glob("*/model.safetensors"))}
-    hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in models.items()}
-    targets = {name: read_pointer(run, name) for name in ("best", "last", "average")}
-    return hashes | {name: str(target.relative_to(run)) for name, target in targets.items() if target is not None}
+    """Return the hashes of all files of a run and its stages, without their logs and the seconds that they took."""
+    hashes = {}
+    for file in sorted(run.rglob("*")):
+        if file.is_file() and file.name != "log.jsonl" and file.parent.name != "tensorboard":
+            lines = file.read_bytes().split(b"\n")
+            kept = [line for line in lines if not re.match(rb' *"(seconds|training.json)": ', line)]
+            hashes[str(file.relative_to(run))] = hashlib.sha256(b"\n".join(kept)).hexdigest()
+    return hashes
 
 
 def main() -> None:
@@ -77,29 +79,32 @@ def main() -> None:
     draw, repeated = random.Random(given.seed), []
     overrides = ["train.log_every=1", *given.overrides]
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "killed" / "run"
-        run.parent.mkdir()
-        print("| kill | after | step | phase | step of the checkpoint | repeated |\n|---|---|---|---|---|---|")
+        run = Path(scratch) / "runs" / "run"
+        print("| kill | after | folder | step | phase | step of the checkpoint | repeated |\n" + "|---" * 7 + "|")
         for kill in range(1, given.kills + 1):
             after = draw.uniform(0, given.longest)
-            ended, doing = session(given.config, overrides, run, after)
+            ended, lines = session(given.config, overrides, run, after)
             if ended:
                 print(f"the run ended before kill {kill}: use a larger budget")
                 break
-            (step, seconds), (kept, kept_seconds) = last_step(run), saved(run)
-            repeated.append(max(0.0, seconds - kept_seconds))
-            row = (f"{after:.1f} s", step, doing.strip().split("  ")[0][:40], kept, f"{repeated[-1]:.1f} s")
+            folder = run / [".", *re.findall(r"^stage \d+ of \d+, ([^:\n]+)", "\n".join(lines), re.M)][-1]
+            step, saved, seconds = progress(folder)
+            repeated.append(seconds)
+            doing = lines[-1].strip().split("  ")[0][:40] if lines else "nothing yet"
+            row = (f"{after:.1f} s", folder.name, step, doing, saved, f"{seconds:.1f} s")
             print(f"| {kill} | " + " | ".join(map(str, row)) + " |", flush=True)
         session(given.config, overrides, run, None)
-        threads = json.loads((run / "threads.json").read_bytes())["threads"]
-        whole = Path(scratch) / "whole" / "run"
-        whole.parent.mkdir()
-        session(given.config, [*overrides, f"train.threads={threads}"], whole, None)
-        same = content(run) == content(whole)
+        threads = {json.loads(file.read_bytes())["threads"] for file in run.rglob("threads.json")}
+        os.environ["OMP_NUM_THREADS"] = str(max(threads))
+        killed = content(run)
+        shutil.rmtree(run.parent)
+        session(given.config, overrides, run, None)
+        whole = content(run)
+        different = sorted(name for name in killed.keys() | whole.keys() if killed.get(name) != whole.get(name))
         median = statistics.median(repeated)
         print(f"repeated: at most {max(repeated):.1f} s, median {median:.1f} s, {len(repeated)} kills")
-        print(f"threads: {threads}; {len(content(whole))} files and pointers; same bytes: {same}")
-        sys.exit(not same)
+        print(f"threads: {threads}; {len(whole)} files; same bytes: {not different}", *different, sep="\n    ")
+        sys.exit(bool(different))
 
 
 if __name__ == "__main__":

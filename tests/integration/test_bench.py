@@ -39,11 +39,11 @@ def test_train(data_root: Path, monkeypatch: pytest.MonkeyPatch, precision: str)
         assert row.count("%") == 1  # model FLOP utilization
 
 
-@pytest.mark.parametrize("stages", ["", '[[stage]]\nname = "a"\n[[stage]]\nname = "b"\ntrain.init_from = "stage:a"\n'])
-def test_kill(tmp_path: Path, stages: str) -> None:
+@pytest.mark.parametrize("is_staged", [False, True])
+def test_kill(tmp_path: Path, is_staged: bool) -> None:
     config = write_toml(tmp_path / "tiny.toml", write_corpus(tmp_path / "data"), "train.budget=400 steps")
     with config.open("a", encoding="utf-8") as file:
-        file.write(stages)
+        file.write('[[stage]]\nname = "a"\n[[stage]]\nname = "b"\ntrain.init_from = "stage:a"\n' * is_staged)
     out = output_of("kill.py", str(config), "train.save_every=0.2 s", "train.validate_every=50 steps", "--kills", "3")
     assert "same bytes: True" in out
 

@@ -124,13 +124,14 @@ def test_a_pickle_is_never_executed(folder: Path, tmp_path: Path) -> None:
 def test_tensors_that_do_not_fit_are_all_named(folder: Path, parts: tuple[Config, Tokenizer]) -> None:
     config, tokenizer = parts
     tensors = dict(unique_tensors(build_for(config, tokenizer)))
-    first, second = sorted(tensors)[:2]
+    first, second, third = sorted(tensors)[:3]
     tensors["surplus"] = tensors.pop(first)
-    tensors[second] = torch.zeros(3, 1)
+    tensors |= {second: torch.zeros(100, 1), third: torch.zeros(1, 1)}  # one above and one below its shape
     save_model(folder, config, tokenizer, tensors, {"step": 13})
     with pytest.raises(ModelFolderError) as caught:
         load_network(folder)
-    for words in (f"{first} is missing", "surplus is not part", f"{second} has shape (3, 1)"):
+    shapes = f"{second} has shape (100, 1)", f"{third} has shape (1, 1)"
+    for words in (f"{first} is missing", "surplus is not part", *shapes):
         assert words in str(caught.value)
     save_model(folder, config, tokenizer, tensors | {f"x{i}" * 99: torch.zeros(1) for i in range(500)}, {"step": 13})
     with pytest.raises(ModelFolderError, match=r"; and 4\d\d more") as caught:

@@ -144,7 +144,7 @@ def translate(
     loading |= {} if tag is None else {"tag": tag}
     inputs = [] if input_ in (None, [Path("-")]) else input_ or []
     output = None if output == Path("-") else output
-    if format_ == "text" and not ray and missing_wing(_DOCUMENTS, "") is None:
+    if (inputs or output) and format_ == "text" and not ray and missing_wing(_DOCUMENTS, "") is None:
         documents = wing(_DOCUMENTS, "a document")
         if (document := documents.find_document(inputs, output)) is not None:
             documents.check_document(document, inputs, output, form, prefix)

@@ -66,7 +66,7 @@ class TrainingError(DragomanError):
 def check_problems(title: str, problems: Sequence[str]) -> None:
     """Raise UsageError that lists the problems below `title` if there are any."""
     if problems:
-        half = _MAX_PROBLEM // 2  # long ones are shortened in the middle, because their end says what is accepted
+        half = _MAX_PROBLEM // 2  # shorten in the middle: the end of a message says what is accepted
         short = (text if len(text) <= _MAX_PROBLEM else f"{text[:half]} … {text[-half:]}" for text in problems)
         raise UsageError("\n".join([title, *(f"  - {problem}" for problem in short)]))
 

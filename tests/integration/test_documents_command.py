@@ -98,7 +98,7 @@ def test_files_of_other_formats_are_refused_and_leave_nothing(
     assert "partial" not in err and [*tmp_path.iterdir()] == [source]
     source = source.rename(tmp_path / "a.txt")
     code, _, err = cli("translate", model, "--input", source, "--output", tmp_path / "b.docx")
-    assert code == 2 and "b.docx: the input is text, and stays text" in err and [*tmp_path.iterdir()] == [source]
+    assert code == 2 and "b.docx: text is not converted to .docx; give" in err and [*tmp_path.iterdir()] == [source]
 
 
 def test_a_damaged_document_leaves_no_output(cli: Cli, model: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def find_document(inputs: Sequence[Path], output: Path | None) -> Path | None:
     known = (path for path in inputs if path.suffix and (suffix_format(path.suffix.casefold()) or "txt") != "txt")
     document = next((path for path in known if not path.is_dir()), None)
     if not document and output and output.suffix.casefold() in _ARCHIVES and not output.is_dir():
-        raise UsageError(f"{output}: the input is text, and stays text; give the output the suffix .txt")
+        raise UsageError(f"{output}: text is not converted to {output.suffix}; give the output the suffix .txt")
     return document
 
 

@@ -31,6 +31,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
         "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu",
         "gated": True, "bias": False,
     },
+    "gemma 3": {
+        "order": "sandwich", "norm": {"kind": "rms"}, "position": {"kind": "rotary_by_layer", "period": 2},
+        "attention": {"kind": "qk_norm"}, "n_kv_heads": 1, "activation": "gelu_tanh", "gated": True, "bias": False,
+    },
     "batch norm": {"norm": {"kind": "batch"}},
     "multi-query": {"n_kv_heads": 1, "position": {"kind": "rotary", "fraction": 0.67}},
     "grouped-query": {"n_heads": 6, "n_kv_heads": 3, "order": "pre"},

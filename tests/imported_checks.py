@@ -98,7 +98,10 @@ def check_damaged_conversion(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
     content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(content | values))
+    for key, value in values.items():  # those of a model of text and images are in "text_config"
+        is_of_text = key in content.get("text_config", {}) and key != "model_type"
+        (content["text_config"] if is_of_text else content)[key] = value
+    (folder / file).write_text(json.dumps(content))
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:

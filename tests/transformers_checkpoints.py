@@ -430,6 +430,23 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 12, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 3,
         "intermediate_size": 10, "rms_norm_eps": 1e-5, "tokenizer": "byte-level",
     },
+    "qwen3": {
+        "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8,
+        "intermediate_size": 19, "tokenizer": "byte-level", "rope_theta": 1e6,
+    },
+    "gemma3_text": {
+        "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 5, "head_dim": 8,
+        "intermediate_size": 19, "query_pre_attn_scalar": 2, "sliding_window": 60, "pad_token_id": None,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+    },
+    "gemma3": {
+        "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 4,
+        "intermediate_size": 30, "query_pre_attn_scalar": 4, "sliding_window": 41, "pad_token_id": None,
+    },
 }  # fmt: skip
 """By name, sizes and variants; the first of each family is that of the published models, smaller."""
 LANGUAGE_FAMILY = {name: name.partition(",")[0] for name in LANGUAGE_MODELS}
@@ -453,11 +470,22 @@ def language_checkpoint(folder: Path, name: str, seed: int = 1, **changes: Any) 
     if LANGUAGE_FAMILY[name] != "gpt2":
         settings["max_position_embeddings"] = 48
     package: Any = transformers  # its annotations are incomplete
+
+    def with_images(**text: Any) -> Any:
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        return package.Gemma3Config(
+            text_config=text, vision_config={**sizes, "image_size": 8, "patch_size": 4}, mm_tokens_per_image=1,
+            **{key: text[key] for key in ("eos_token_id", "bos_token_id")},
+        )  # fmt: skip
+
     makers = {
         "gpt2": (package.GPT2Config, package.GPT2LMHeadModel),
         "llama": (package.LlamaConfig, package.LlamaForCausalLM),
         "mistral": (package.MistralConfig, package.MistralForCausalLM),
         "qwen2": (package.Qwen2Config, package.Qwen2ForCausalLM),
+        "qwen3": (package.Qwen3Config, package.Qwen3ForCausalLM),
+        "gemma3_text": (package.Gemma3TextConfig, package.Gemma3ForCausalLM),
+        "gemma3": (with_images, package.Gemma3ForConditionalGeneration),
     }
     config, model = makers[LANGUAGE_FAMILY[name]]
     torch.manual_seed(seed)

@@ -24,7 +24,7 @@ PIECES = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, VOCAB))]
 REFUSED = {
     "batch norm", "recurrent over embeddings", "recurrent positions", "alibi",
     "ssru", "ssru pre-norm", "linear", "linear relu", "linear softmax", "linear rotary", "small keys", "large keys",
-    "narrow values",
+    "narrow values", "gemma 3",
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"activation": "gelu", "gated": True},

@@ -38,7 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 PROMPTS = ["A dog", "", "  two\n", "\N{GRINNING FACE} don't", "Ελληνικά"]
 
 
-@pytest.fixture(scope="module", params=covering(LANGUAGE_MODELS, {"gpt2", "llama, 3.1", "qwen2"}))
+@pytest.fixture(
+    scope="module", params=covering(LANGUAGE_MODELS, {"gpt2", "llama, 3.1", "qwen2", "qwen3", "gemma3_text"})
+)
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("language")
@@ -61,9 +63,9 @@ def rows(tokenizer: Tokenizer, count: int = 6) -> list[list[int]]:
     ]
 
 
-def exact_rates(config: Any) -> Tensor:
-    """The angles per token in float64, with the conditions of `transformers` for Llama 3.1."""
-    rope = config.rope_parameters
+def exact_rates(config: Any, kind: str | None) -> Tensor:
+    """The angles per token in float64, with the conditions of `transformers` for Llama 3.1.  kind: of layers."""
+    rope = config.rope_parameters if kind is None else config.rope_parameters[kind]
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rates = rope["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     if rope["rope_type"] == "linear":
@@ -88,19 +90,25 @@ def exact_rates(config: Any) -> Tensor:
 
 @contextmanager
 def exact(runtime: CausalRuntime, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In float64 the angles and norms of Llama, which `transformers` computes in float32."""
+    """In float64 the angles and norms of Llama, which `transformers` computes in float32.
+
+    Gemma's gains plus 1 are stored in float32.
+    """
     runtime.model.to(dtype)
     if dtype == torch.float64 and runtime.model.config.model_type != "gpt2":
-        kind = type(runtime.model.model.norm)
-        rotary: Any = runtime.model.model.rotary_emb
-        rates = exact_rates(runtime.model.config)
+        stack: Any = runtime.model.model
+        stack = getattr(stack, "language_model", stack)
+        kind, rotary = type(stack.norm), stack.rotary_emb
+        config: Any = stack.config
+        is_gemma = config.model_type == "gemma3_text"
 
-        def angles(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-            table = torch.cat([position_ids[..., None] * rates] * 2, dim=-1)
+        def angles(x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Tensor, Tensor]:
+            table = torch.cat([position_ids[..., None] * exact_rates(config, layer_type)] * 2, dim=-1)
             return table.cos(), table.sin()
 
         def norm(self: Any, x: Tensor) -> Tensor:
-            return self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
+            gain = (1 + self.weight.float()).double() if is_gemma else self.weight
+            return gain * x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt()
 
         monkeypatch.setattr(rotary, "forward", angles)
         monkeypatch.setattr(kind, "forward", norm)
@@ -128,7 +136,7 @@ def test_logits_are_equal(
 def test_tokens_that_the_checkpoint_lacks(imported: tuple[Path, Imported]) -> None:
     runtime, network, _ = both(imported)
     lacked = [PAD, UNK, BOS] if runtime.model.config.model_type == "gpt2" else [PAD]
-    if runtime.model.config.pad_token_id is not None:
+    if getattr(runtime.model.config, "pad_token_id", None) is not None:
         lacked.remove(PAD)
     if runtime.target[BOS] == runtime.target[EOS]:
         lacked = sorted({*lacked, UNK, BOS})
@@ -162,7 +170,7 @@ def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Impor
     source, _ = imported
     runtime, _, tokenizer = both(imported)
     # The class `Qwen2Tokenizer` of transformers 5 replaces parts of tokenizer.json by those of the published models.
-    is_qwen = runtime.model.config.model_type == "qwen2"
+    is_qwen = runtime.model.config.model_type in ("qwen2", "qwen3")
     theirs = (PreTrainedTokenizerFast if is_qwen else AutoTokenizer).from_pretrained(source)
     for text in TEXTS:
         ids = tokenizer.encode_target(text)

@@ -31,7 +31,7 @@ TOKENIZERS = (
     "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "tokenizer.json",
     "vocab.json", "merges.txt", "vocab.txt", "preprocessor_config.json",
 )  # fmt: skip
-ACTIVATIONS = ("activation_function", "feed_forward_proj", "hidden_act")
+ACTIVATIONS = ("activation_function", "feed_forward_proj", "hidden_act", "hidden_activation")
 LAYERS = ("encoder_layers", "num_layers", "n_layer", "num_hidden_layers")
 
 
@@ -88,6 +88,7 @@ def test_the_middle_of_a_long_value_is_left_out() -> None:
 def setting(folder: Path, names: tuple[str, ...]) -> tuple[str, Any]:
     """The first of some settings that a checkpoint has."""
     found = json.loads((folder / "config.json").read_text())
+    found |= found.get("text_config", {})
     return next((name, found[name]) for name in names if name in found)
 
 
@@ -142,7 +143,7 @@ def test_another_size_of_the_vocabulary(checkpoint: Path) -> None:
     if content["model_type"] == "vit":
         set_values(checkpoint, id2label={**content["id2label"], "4": "more"})
     else:
-        set_values(checkpoint, vocab_size=content["vocab_size"] + 9)
+        set_values(checkpoint, vocab_size=setting(checkpoint, ("vocab_size",))[1] + 9)
     message = refusal(checkpoint)
     assert "the settings and the vocabulary require" in message or "but the vocabulary of config.json has" in message
 

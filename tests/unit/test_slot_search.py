@@ -25,7 +25,9 @@ from every_kind import TRANSFORMERS, TRANSLATORS, built
 from near_ties import assert_same
 
 VOCAB = 17
-SLOTTED = [name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru", "shaw"))]
+SLOTTED = [
+    name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru", "shaw", "gemma"))
+]
 ASKED: list[dict[str, Any]] = [
     {}, {"alpha": 0.0}, {"nbest": 2}, {"min_length": 6}, {"alpha": 2.0, "max_extra": 9}, {"max_extra": 0},
 ]  # fmt: skip

@@ -52,6 +52,7 @@ from dragoman.config.model import LSTMConfig as LSTMConfig
 from dragoman.config.model import LuongAttention as LuongAttention
 from dragoman.config.model import ModelConfig as ModelConfig
 from dragoman.config.model import NoAttention as NoAttention
+from dragoman.config.model import QKNormAttention as QKNormAttention
 from dragoman.config.model import RecurrentCell as RecurrentCell
 from dragoman.config.model import RecurrentConfig as RecurrentConfig
 from dragoman.config.model import RecurrentEncoderConfig as RecurrentEncoderConfig
@@ -72,6 +73,7 @@ from dragoman.config.positions import NoScaling as NoScaling
 from dragoman.config.positions import OtherPosition as OtherPosition
 from dragoman.config.positions import Position as Position
 from dragoman.config.positions import RecurrentPosition as RecurrentPosition
+from dragoman.config.positions import RotaryByLayerPosition as RotaryByLayerPosition
 from dragoman.config.positions import RotaryPosition as RotaryPosition
 from dragoman.config.positions import ShawPosition as ShawPosition
 from dragoman.config.positions import SinusoidalPosition as SinusoidalPosition

@@ -11,7 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from dragoman.config import limits
-from dragoman.config.positions import LearnedPosition, Position, RotaryPosition, SinusoidalPosition, position_kinds
+from dragoman.config.positions import (
+    LearnedPosition,
+    Position,
+    RotaryByLayerPosition,
+    RotaryPosition,
+    SinusoidalPosition,
+    position_kinds,
+)
 from dragoman.config.section import NotBoolean, Section, field
 
 Tie = Annotated[
@@ -67,6 +74,13 @@ class SoftmaxAttention(Section):
     kind: Literal["softmax"] = "softmax"
 
 
+class QKNormAttention(Section):
+    """Softmax self-attention over queries and keys with unit root mean square per head (Henry et al. 2020)."""
+
+    kind: Literal["qk_norm"] = "qk_norm"
+    eps: limits.NormEpsilon = field(1e-6, "added to the mean square before the square root", example=1e-5)
+
+
 class LinearAttention(Section):
     """Self-attention without softmax (Katharopoulos et al. 2020); cross-attention still uses softmax."""
 
@@ -74,7 +88,7 @@ class LinearAttention(Section):
     feature_map: Literal["elu", "relu", "softmax"] = field("elu", "feature map of queries and keys", example="relu")
 
 
-Attention = Annotated[SoftmaxAttention | LinearAttention, Field(discriminator="kind")]
+Attention = Annotated[SoftmaxAttention | QKNormAttention | LinearAttention, Field(discriminator="kind")]
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -117,10 +131,11 @@ class BlockConfig(Section):
     activation_dropout: limits.Dropout = field(
         0.0, "dropout after the activation of the feed-forward layers", example=0.1
     )
-    order: Literal["post", "pre"] = field(
+    order: Literal["post", "pre", "sandwich"] = field(
         "post",
         "post: normalize after each residual connection (Vaswani et al. 2017); pre: normalize before each "
-        "sub-layer, which is more stable in training (Xiong et al. 2020)",
+        "sub-layer, which is more stable in training (Xiong et al. 2020); sandwich: before and after each sub-layer "
+        "(Ding et al. 2021)",
         example="pre",
     )
     norm: Norm = field(LayerNormConfig(), "normalization layer", example="rms")
@@ -154,10 +169,11 @@ class BlockConfig(Section):
                 f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}, or any "
                 "if d_value is set"
             )
-        elif isinstance(self.position, RotaryPosition):
-            rotated = int(self.key_size * self.position.fraction)
+        elif isinstance(self.position, RotaryPosition | RotaryByLayerPosition):
+            fraction = getattr(self.position, "fraction", 1)
+            rotated = int(self.key_size * fraction)
             if rotated == 0 or rotated % 2:
-                part = "" if self.position.fraction == 1 else f" (fraction {self.position.fraction} of {self.key_size})"
+                part = "" if fraction == 1 else f" (fraction {fraction} of {self.key_size})"
                 size = "head size" if self.d_key is None else "d_key"
                 yield f"rotary positions rotate pairs: {size} {rotated}{part} must be even and at least 2"
         if self.n_kv_heads and self.n_heads % self.n_kv_heads:

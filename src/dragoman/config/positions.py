@@ -136,6 +136,17 @@ class RotaryPosition(Section):
     scaling: Scaling = field(NoScaling(), "change of the angles for longer texts than before", example="llama3")
 
 
+class RotaryByLayerPosition(Section):
+    """Rotary positions with two bases, as in Gemma 3: one in every `period`-th layer, `local_base` in the others."""
+
+    acts_on: ClassVar[ActsOn] = "queries"
+    kind: Literal["rotary_by_layer"] = "rotary_by_layer"
+    base: limits.RotaryBase = field(1_000_000.0, "base of the wavelengths in every period-th layer", example=500_000.0)
+    local_base: limits.RotaryBase = field(10_000.0, "base of the wavelengths in the other layers", example=5_000.0)
+    period: limits.Layers = field(6, "number of layers after which one uses base", example=2)
+    scaling: Scaling = field(NoScaling(), "change of the angles of base for longer texts than before", example="llama3")
+
+
 class OtherPosition(Section):
     """Base of sections without keys for positions that other packages register (`registry.py`)."""
 
@@ -157,6 +168,7 @@ Position = Annotated[
     | ShawPosition
     | T5Position
     | RotaryPosition
+    | RotaryByLayerPosition
     | AlibiPosition,
     Field(discriminator="kind"),
 ]

@@ -1,5 +1,5 @@
 """Export to `transformers`: encoder-decoders to MarianMT if it has their layers, else with a class of their own;
-language models to GPT-2 or Llama (`huggingface_causal`).
+language models to GPT-2, Llama, Qwen3 or Gemma 3 (`huggingface_causal`).
 
 MarianMT: the inverse of `formats.importing.marian`, whose name table it uses.
 
@@ -75,7 +75,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     positions = ("none", "sinusoidal", "learned", "rotary", "t5", "alibi")
     reasons = accepted_settings(_CUSTOM, model, {
         "norm.kind": ("layer", "rms"), "position.kind": positions, "attention.kind": "softmax",
-        "decoder_self": "attention",
+        "decoder_self": "attention", "order": ("post", "pre"),
     })  # fmt: skip
     if tokenizer.lists is not None and tokenizer.lists.sentinels:
         reasons.append("tokenizer with the sentinels of T5; MarianTokenizer, which is exported, has none")
@@ -108,7 +108,7 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
     package, kind = transformers_package(), _kind(model)
     if kind == "causal":
         settings = causal.model_settings(model)
-        loader = package.GPT2LMHeadModel if settings.model_type == "gpt2" else package.LlamaForCausalLM
+        loader = getattr(package, causal.CLASSES[settings.model_type])
         end = settings.eos_token_id
         generation = package.GenerationConfig(
             bos_token_id=settings.bos_token_id, eos_token_id=end,

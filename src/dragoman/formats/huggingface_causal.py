@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryPosition
+from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryByLayerPosition, RotaryPosition
 from dragoman.errors import UsageError
-from dragoman.formats.importing import gpt2, llama
+from dragoman.formats.importing import gemma3, gpt2, llama
 from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary
 from dragoman.formats.importing.name_tables import AxisOrder, Table, reverted
@@ -29,15 +29,21 @@ _BIAS = 1e-6
 
 
 def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
-    """Return all reasons why a language model is neither GPT-2 nor Llama."""
+    """Return all reasons why a language model is neither GPT-2 nor Llama, Qwen3 or Gemma 3."""
     model = config.model
     assert isinstance(model, DecoderOnlyConfig)
-    is_llama = isinstance(model.position, RotaryPosition)
-    name = "Llama of transformers" if is_llama else "GPT-2 of transformers"
-    particular = {"norm.kind": "rms", "gated": True, "position.fraction": 1.0} if is_llama else {
+    kind = _kind(model)
+    name = f"{_NAMES[kind]} of transformers"
+    particular: dict[str, object] = {
         "norm.kind": "layer", "position.kind": ("learned", "rotary"), "gated": False, "bias": True,
-        "n_kv_heads": model.n_heads, "d_value": model.d_model // model.n_heads,
+        "n_kv_heads": model.n_heads, "d_value": model.d_model // model.n_heads, "attention.kind": "softmax",
     }  # fmt: skip
+    if kind != "gpt2":
+        particular = {"norm.kind": "rms", "gated": True, "position.fraction": 1.0}
+    if kind in ("qwen3", "gemma3_text"):
+        particular |= {"attention.kind": "qk_norm", "attention.eps": model.norm.eps, "bias": False}
+    if kind == "gemma3_text":
+        particular |= {"order": "sandwich", "scale_embeddings": True}
     reasons = accepted_settings(name, model, {
         "order": "pre", "normalize_embeddings": False, "scale_embeddings": False, "attention.kind": "softmax",
         "d_key": model.d_head, **particular,
@@ -47,11 +53,28 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     return reasons
 
 
+_NAMES = {"gpt2": "GPT-2", "llama": "Llama", "qwen3": "Qwen3", "gemma3_text": "Gemma 3"}
+CLASSES = {
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}  # fmt: skip
+"""`model_type` -> class of `transformers`."""
+
+
+def _kind(config: DecoderOnlyConfig) -> str:
+    """Return the `model_type` of `transformers` with the positions and the attention of a model."""
+    if isinstance(config.position, RotaryByLayerPosition):
+        return "gemma3_text"
+    if not isinstance(config.position, RotaryPosition):
+        return "gpt2"
+    return "qwen3" if config.attention.kind == "qk_norm" else "llama"
+
+
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
 def model_settings(model: ExportSource) -> Any:
-    """Return their configuration: `GPT2Config` or `LlamaConfig`."""
+    """Return their configuration, such as `GPT2Config` or `LlamaConfig`."""
     config, package, ids = _decoder(model), transformers_package(), _ids(model)
     padding, _, begin, end = ids.special
     common: dict[str, Any] = {
@@ -66,15 +89,34 @@ def model_settings(model: ExportSource) -> Any:
             embd_pdrop=config.dropout, attn_pdrop=config.attention_dropout, **common,
             activation_function=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
         )  # fmt: skip
-    assert isinstance(position, RotaryPosition)
-    return package.LlamaConfig(
-        hidden_size=config.d_model, intermediate_size=config.d_ff, num_attention_heads=config.n_heads,
-        num_key_value_heads=config.n_kv_heads or config.n_heads, num_hidden_layers=config.n_layers,
-        head_dim=config.d_head, max_position_embeddings=model.config.data.max_tokens, rms_norm_eps=config.norm.eps,
-        attention_bias=config.bias, mlp_bias=config.bias, attention_dropout=config.attention_dropout,
-        hidden_act=[theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation][-1],
-        rope_parameters=llama.rope_parameters(position), **common,
+    activation = [theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation][-1]
+    common |= dict(
+        hidden_size=config.d_model, intermediate_size=config.d_ff, attention_dropout=config.attention_dropout,
+        max_position_embeddings=model.config.data.max_tokens, rms_norm_eps=config.norm.eps, **_sizes(config),
     )  # fmt: skip
+    if isinstance(position, RotaryByLayerPosition):
+        kinds = ("full_attention", llama.rope_parameters(position)), (
+            "sliding_attention", {"rope_type": "default", "rope_theta": position.local_base}
+        )  # fmt: skip
+        layer_types = [kinds[(number + 1) % position.period > 0][0] for number in range(config.n_layers)]
+        return package.Gemma3TextConfig(
+            hidden_activation=activation, layer_types=layer_types, rope_parameters=dict(kinds),
+            sliding_window=model.config.data.max_tokens, **common,
+        )  # fmt: skip
+    assert isinstance(position, RotaryPosition)
+    common |= {"hidden_act": activation, "rope_parameters": llama.rope_parameters(position)}
+    if config.attention.kind == "qk_norm":
+        return package.Qwen3Config(**common)
+    return package.LlamaConfig(attention_bias=config.bias, mlp_bias=config.bias, **common)
+
+
+def _sizes(config: DecoderOnlyConfig) -> dict[str, Any]:
+    """Return the settings on which the names and shapes of tensors depend; those of the scores of Gemma are ours."""
+    return {
+        "num_hidden_layers": config.n_layers, "head_dim": config.d_head, "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads or config.n_heads,
+        **({"query_pre_attn_scalar": config.d_head} if _kind(config) == "gemma3_text" else {}),
+    }  # fmt: skip
 
 
 def tokenizer_files(model: ExportSource) -> dict[str, bytes]:
@@ -122,6 +164,7 @@ def tensors(model: ExportSource) -> dict[str, Tensor]:
     orders: dict[str, AxisOrder] = {}
     if not isinstance(config.position, LearnedPosition):
         orders["qkv"] = llama.qkv_order(config.n_heads, config.n_kv_heads or config.n_heads, config.d_head)
+        orders["head"] = llama.qkv_order(1, 0, config.d_head)
     if not tied:
         ours.setdefault("output.weight", ours["embedding.weight"])
 
@@ -162,12 +205,12 @@ def _is_tied(model: ExportSource) -> bool:
 
 
 def _table(model: ExportSource, tied: bool) -> Table:
-    config = _decoder(model)
-    if isinstance(config.position, LearnedPosition):
+    config, kind = _decoder(model), _kind(_decoder(model))
+    settings = {"model_type": kind, **_sizes(config)}
+    if kind == "gpt2":
         table = gpt2.name_table(config.n_layers, tied)
+    elif kind == "gemma3_text":
+        table = gemma3.text_table(settings, tied)
     else:
-        settings = {
-            "head_dim": config.d_head, "num_attention_heads": config.n_heads, "num_key_value_heads": config.n_kv_heads,
-        }  # fmt: skip
         table = llama.name_table(settings, config.n_layers, tied, llama.MATRICES if config.bias else ())
     return {name: rule for name, rule in table.items() if name != "output.bias"}

@@ -69,7 +69,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
         "norm.kind": "layer", "norm.eps": NORM_EPS, "position.kind": "sinusoidal", "position.full_range": True,
         "normalize_embeddings": False, "scale_embeddings": True, "attention.kind": "softmax",
         "activation": tuple(ACTIVATIONS.values()), "gated": False, "bias": True, "n_kv_heads": model.n_heads,
-        "d_key": size, "d_value": size,
+        "d_key": size, "d_value": size, "order": ("post", "pre"),
     })  # fmt: skip
     if model.order == "pre" and model.decoder_self == "attention":
         reasons.append(

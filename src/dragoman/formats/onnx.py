@@ -48,6 +48,7 @@ _OPSET = 17
 _TABLE = 2048
 """Smallest number of rows of a position table whose kind has no length limit."""
 _POSITIONS = ("none", "sinusoidal", "learned", "rotary", "shaw", "t5", "alibi")
+_ATTENTION = ("softmax", "linear")
 _LIMITED = ("sinusoidal", "rotary")
 """Positions that become a table."""
 
@@ -63,7 +64,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     model = config.model
     if not isinstance(model, TransformerConfig):
         return [f"architecture = {model.architecture!r}; {PROGRAM} supports transformer"]
-    reasons = accepted_settings(PROGRAM, model, {"position.kind": _POSITIONS})
+    reasons = accepted_settings(PROGRAM, model, {"position.kind": _POSITIONS, "attention.kind": _ATTENTION})
     return reasons + tokenizer_reasons(PROGRAM, tokenizer)
 
 

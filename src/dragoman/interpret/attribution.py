@@ -26,7 +26,7 @@ from dragoman.interpret.attentions import attentions, record_pass, sublayers
 from dragoman.interpret.explain.cases import LoadedModel, read_case
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network, evaluating
-from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.attention import CrossAttention, QKNormSelfAttention, SelfAttention
 from dragoman.nn.layers import LayerNorm, RMSNorm
 from dragoman.nn.record import Change, Recording, record, replace, tap_names
 from dragoman.tokenizers import BOS, EOS, UNK
@@ -179,9 +179,13 @@ def explain_score(network: Network, batch: Batch, component: str) -> ScoreParts:
     if isinstance(attention, SelfAttention):
         q = _projected(attention.qkv, queries, head * size, size)
         k = _projected(attention.qkv, keys, attention.parts[0] + at, size)
-        stack: Any = network.get_submodule(name.partition("layers.")[0].rstrip("."))
+        side, _, rest = name.partition("layers.")
+        stack: Any = network.get_submodule(side.rstrip("."))
+        positions = stack.positions.of_layer(int(rest.partition(".")[0]))
+        if isinstance(attention, QKNormSelfAttention):
+            q, k = (_over_rms(x, y.detach(), attention.eps) for x, y in ((q, attention.q_gain), (k, attention.k_gain)))
         pos = torch.arange(q.size(1), device=q.device)
-        q, k = (x[:, 0] for x in stack.positions.rotate(q[:, None], k[:, None], pos))
+        q, k = (x[:, 0] for x in positions.rotate(q[:, None], k[:, None], pos))
     else:
         keys = decompose(network, recorded, "encoder.")
         q, k = _projected(attention.q, queries, head * size, size), _projected(attention.kv, keys, at, size)
@@ -204,9 +208,10 @@ def decompose(network: Network, recorded: Mapping[str, Tensor], until: str) -> d
         if name.startswith(f"{side}layers."):
             around: Any = network.get_submodule(tap.rpartition(".")[0])
             if name == until:
-                return _normed(parts, around.norm) if around.order == "pre" else parts
-            parts[name.removeprefix(side)] = recorded[tap]
-            parts = parts if around.order == "pre" else _normed(parts, around.norm)
+                return _normed(parts, around.norm) if around.order != "post" else parts
+            added = around.outer_norm(recorded[tap]) if around.order == "sandwich" else recorded[tap]
+            parts[name.removeprefix(side)] = added.detach()
+            parts = parts if around.order != "post" else _normed(parts, around.norm)
     return _normed(parts, stack.final_norm)
 
 
@@ -218,10 +223,15 @@ def _normed(parts: dict[str, Tensor], norm: nn.Module) -> dict[str, Tensor]:
     x = torch.stack([*parts.values()])  # (C, n, D)
     if isinstance(norm, LayerNorm):
         x = x - x.mean(-1, keepdim=True)
-    x = x / (x.sum(0).square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.detach()
+    x = _over_rms(x, norm.weight.detach(), norm.eps)
     if isinstance(norm, LayerNorm):
         x[list(parts).index("bias")] += norm.bias.detach()
     return dict(zip(parts, x, strict=True))
+
+
+def _over_rms(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Return parts x (C, n, D) over the root mean square of their sum, times a gain (D,)."""
+    return x / (x.sum(0).square().mean(-1, keepdim=True) + eps).sqrt() * gain
 
 
 def _projected(linear: nn.Linear, parts: dict[str, Tensor], start: int, size: int) -> Tensor:

@@ -97,6 +97,7 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
         "position.kind": (section.position.kind, ("sinusoidal", "rotary", "none")),
         "norm.kind": (section.norm.kind, ("layer", "rms")), "activation": (section.activation, ("relu", "silu")),
         "decoder_self": (section.decoder_self, ("attention",)), "d_key": (section.key_size, (section.d_head,)),
+        "order": (section.order, ("post", "pre")),
         "normalize_embeddings": (section.normalize_embeddings, (False,)),
         "output_bias": (section.output_bias, (False,)),
         "position.full_range": (getattr(section.position, "full_range", False), (False,)),

@@ -17,12 +17,12 @@ from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, StackPart
 from dragoman.models.vision import Vision
 from dragoman.nn import convolution, layers, positions, recurrent_attention
 from dragoman.nn import recurrent as cells
-from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.attention import CrossAttention, QKNormSelfAttention, SelfAttention
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
 from dragoman.registry import find
 
-Attention = TypeVar("Attention", SelfAttention, CrossAttention)
+Attention = TypeVar("Attention", bound=SelfAttention | CrossAttention)
 RecurrentSeq2Seq = sections.RNNConfig | sections.GRUConfig | sections.LSTMConfig
 OneStack = (
     sections.DecoderOnlyConfig
@@ -231,8 +231,8 @@ def _stack(config: BlockConfig, modules: Iterable[nn.Module], bidirectional: boo
         positions=_positions(config, bidirectional),
         layers=modules,
         dropout=config.dropout,
-        # With pre-norm the output of the last layer is not yet normalized.
-        final_norm=_norm(config) if config.order == "pre" else nn.Identity(),
+        # Without post-norm the output of the last layer is not yet normalized.
+        final_norm=_norm(config) if config.order != "post" else nn.Identity(),
         embedding_norm=_norm(config) if config.normalize_embeddings else nn.Identity(),
     )
 
@@ -255,6 +255,8 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
             return positions.T5(config.n_heads, buckets, max_distance, bidirectional)
         case sections.RotaryPosition(base=base, fraction=fraction, scaling=scaling):
             return positions.Rotary(config.key_size, base, fraction, scaling.numbers)
+        case sections.RotaryByLayerPosition(base=base, local_base=local_base, period=period, scaling=scaling):
+            return positions.RotaryByLayer(config.key_size, base, local_base, period, scaling.numbers)
         case sections.AlibiPosition():
             return positions.Alibi(config.n_heads)
     scheme: positions.Positions = _registered("position", config.position.kind)(config, bidirectional)
@@ -286,6 +288,10 @@ def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
         return LinearSelfAttention(
             config.d_model, config.n_heads, feature_map, config.bias, config.d_key, config.d_value
         )
+    if isinstance(config.attention, sections.QKNormAttention):
+        normed = _softmax_attention(QKNormSelfAttention, config)
+        normed.eps = config.attention.eps
+        return normed
     if config.attention.kind != "softmax":
         made: SelfAttention = _registered("attention", config.attention.kind)(config)
         return made
@@ -313,4 +319,5 @@ def _feed_forward(config: BlockConfig) -> layers.FeedForward:
 
 
 def _sublayer(config: BlockConfig) -> layers.SubLayer:
-    return layers.SubLayer(_norm(config), config.dropout, config.order)
+    outer_norm = _norm(config) if config.order == "sandwich" else None
+    return layers.SubLayer(_norm(config), config.dropout, config.order, outer_norm)

@@ -79,8 +79,8 @@ class Stack(nn.Module):
         x, _ = self.add_positions(x, pos, x.size(1))
         bias = add_biases(padding_bias(mask, x.dtype), self.positions.static_bias(pos, pos))  # (N, H or 1, T or 1, T)
         span = Span(self.positions, pos, bias)
-        for layer in self.layers:
-            x = self.apply_layer(layer, x, span)
+        for number, layer in enumerate(self.layers):
+            x = self.apply_layer(layer, x, span.of_layer(number))
         return x
 
     def embed_next(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, Span]:
@@ -137,9 +137,10 @@ class Decoder(Stack):
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Return the hidden states (N, T, D) of the next tokens (N, T), and advance the state by T."""
         x, span = self.embed_next(tokens, state)
-        for layer, record in zip(self.layers, state.layers, strict=True):
+        for number, (layer, record) in enumerate(zip(self.layers, state.layers, strict=True)):
             assert isinstance(record, DecoderLayerState)
-            x = self.apply_layer(layer, x, span, record.self_attn, record.cross_attn, state.memory_bias)
+            parts = span.of_layer(number), record.self_attn, record.cross_attn, state.memory_bias
+            x = self.apply_layer(layer, x, *parts)
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out
@@ -176,9 +177,9 @@ class DecoderOnly(Stack, LanguageModel):
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
         x, span = self.embed_next(tokens, state)
         caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)  # None: tokens are all there is
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             assert cache is None or isinstance(cache, SelfKeyValues | LinearSums)
-            x = self.apply_layer(layer, x, span, cache)
+            x = self.apply_layer(layer, x, span.of_layer(number), cache)
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out

@@ -112,6 +112,10 @@ class Span(NamedTuple):
     bias: Tensor | None = None
     causal: bool = False
 
+    def of_layer(self, number: int) -> Span:
+        """Return the same with the positions of the layer `number`."""
+        return self._replace(positions=self.positions.of_layer(number))
+
 
 class MultiHead(nn.Module):
     """Parts common to all attention: heads, the taps of the paper's quantities, and the output projection W^O."""
@@ -199,6 +203,10 @@ class SelfAttention(_SoftmaxAttention):
         """Return an empty cache of `rows` rows and `max_len` positions with the dtype and device of `like`."""
         return SelfKeyValues(rows, self.n_kv_heads, max_len, (self.d_key, self.d_head), like)
 
+    def normalize(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries (N, H, T, Dk) and keys (N, Hkv, T, Dk) as they are; `QKNormSelfAttention` overrides this."""
+        return q, k
+
     def forward(
         self,
         x: Tensor,
@@ -215,7 +223,7 @@ class SelfAttention(_SoftmaxAttention):
         """
         # q (N, H, T, Dk), k (N, Hkv, T, Dk), v (N, Hkv, T, Dh)
         q, k, v = fast.split_heads(self.qkv(x), self.parts, (self.d_key, self.d_key, self.d_head))
-        q, k = positions.rotate(q, k, pos)
+        q, k = positions.rotate(*self.normalize(q, k), pos)
         q, k, v = self.queries(q), self.keys(k), self.values(v)
         if cache is not None:
             k, v = cache.append(k, v)  # (N, Hkv, Tk, Dk), (N, Hkv, Tk, Dh)
@@ -232,6 +240,23 @@ class SelfAttention(_SoftmaxAttention):
         out, weights = attend_explicit(q, k, v, bias, self.dropout, self.inner, relaxation)
         term = positions.value_term(weights, pos, k_pos)
         return self.join(out if term is None else out + term)
+
+
+class QKNormSelfAttention(SelfAttention):
+    """Self-attention whose queries and keys have unit root mean square per head, times learned gains (Dk,).
+
+    The scores are then bounded by the gains (Henry et al. 2020; with RMS norm as in Qwen3 and Gemma 3).
+    """
+
+    eps = 1e-6
+
+    def add_projections(self, d_model: int, bias: bool) -> None:
+        super().add_projections(d_model, bias)
+        self.q_gain, self.k_gain = (nn.Parameter(torch.ones(self.d_key)) for _ in range(2))
+
+    def normalize(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        normed = fast.rms_norm(q, self.q_gain, self.eps), fast.rms_norm(k, self.k_gain, self.eps)
+        return normed[0].to(q.dtype), normed[1].to(k.dtype)
 
 
 class CrossAttention(_SoftmaxAttention):

@@ -200,15 +200,19 @@ class DenseHead(nn.Module):
 class SubLayer(nn.Module):
     """Residual connection, norm and dropout around a function f.
 
-    order "post": norm(x + dropout(f(x))) (Vaswani et al. 2017); "pre": x + dropout(f(norm(x))) (Xiong et al. 2020).
+    order "post": norm(x + dropout(f(x))) (Vaswani et al. 2017); "pre": x + dropout(f(norm(x))) (Xiong et al. 2020);
+    "sandwich": x + dropout(outer_norm(f(norm(x)))) (Ding et al. 2021).
     skip_rate: share of the rows that f does not change in training (stochastic depth, Huang et al. 2016).
     """
 
     skip_rate = 0.0
 
-    def __init__(self, norm: nn.Module, dropout: float, order: str) -> None:
+    def __init__(self, norm: nn.Module, dropout: float, order: str, outer_norm: nn.Module | None = None) -> None:
+        """outer_norm: the second norm of the order "sandwich"."""
         super().__init__()
         self.norm = norm
+        if outer_norm is not None:
+            self.outer_norm = outer_norm
         self.dropout = Dropout(dropout)
         self.order = order
         self.update = Tap("row", "position", "feature")
@@ -216,9 +220,12 @@ class SubLayer(nn.Module):
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Transform x (N, T, D)."""
+        if self.order == "sandwich":
+            update = self.outer_norm(self.update(function(self.norm(x))))
+            return self.residual(self.dropout(self._kept(update), x))
         if self.order == "pre":
-            return self.residual(self.dropout(self._kept(function(self.norm(x))), x))
-        update = self._kept(function(x))
+            return self.residual(self.dropout(self.update(self._kept(function(self.norm(x)))), x))
+        update = self.update(self._kept(function(x)))
         norm = self.norm
         if type(norm) is LayerNorm:
             taps = self.residual, norm.mean, norm.std
@@ -235,7 +242,7 @@ class SubLayer(nn.Module):
         """Return the update (N, T, D), which in training is 0 in some rows and larger in the others."""
         if self.skip_rate and self.training:
             update = update * F.dropout(update.new_ones(len(update), 1, 1), self.skip_rate)
-        return self.update(update)
+        return update
 
 
 class EncoderLayer(nn.Module):

@@ -1,10 +1,10 @@
 """Position schemes: `Positions` does nothing, and each scheme overrides one or two of its methods.
 
 Positions are explicit integer tensors passed down by the caller.  Attention does not depend on the scheme.  Each stack
-has one scheme, shared by all of its layers.  `Sinusoidal` and `Learned` add vectors to the embeddings; so do the two
-recurrent schemes, which take T sequential steps and whose carry is part of the state of a decoder.  `Rotary` rotates
-queries and keys.  `Shaw`, `T5` and `Alibi` act on attention scores and depend only on the distance of a key from a
-query, k_pos - q_pos, which is negative for earlier keys.
+has one scheme, shared by all of its layers; `RotaryByLayer` has one for each of two kinds of layers.  `Sinusoidal` and
+`Learned` add vectors to the embeddings; so do the two recurrent schemes, which take T sequential steps and whose carry
+is part of the state of a decoder.  `Rotary` rotates queries and keys.  `Shaw`, `T5` and `Alibi` act on attention scores
+and depend only on the distance of a key from a query, k_pos - q_pos, which is negative for earlier keys.
 
 Shapes: N rows, H heads, T positions, Tq/Tk query/key positions, D d_model, Dk key size, Dh head size.
 """
@@ -34,6 +34,10 @@ class Positions(nn.Module):
 
         Called by each stack before `embed`, because reading the last position from a GPU would synchronize with it.
         """
+
+    def of_layer(self, number: int) -> Positions:
+        """Return the scheme of the layer `number`, from 0; the same for all layers unless a scheme overrides this."""
+        return self
 
     def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Add positions pos (T,) to the embeddings x (N, T, D), and return the carry (N, ...) for the next call.
@@ -227,6 +231,21 @@ class Rotary(Positions):
                 rates = torch.from_numpy(scaled_rates(rates.numpy(), self.scaling))
             angles = torch.arange(size, dtype=torch.float64)[:, None] * rates
             self.rotations = torch.polar(torch.ones_like(angles), angles).to(like.device, dtype)
+
+
+class RotaryByLayer(Positions):
+    """`Rotary` with one base in every `period`-th layer, and with another one, unscaled, in the others (Gemma 3)."""
+
+    def __init__(self, d_key: int, base: float, local_base: float, period: int, scaling: Sequence[float] = ()) -> None:
+        super().__init__()
+        self.whole, self.local, self.period = Rotary(d_key, base, 1.0, scaling), Rotary(d_key, local_base), period
+
+    def of_layer(self, number: int) -> Positions:
+        return self.local if (number + 1) % self.period else self.whole
+
+    def ensure_length(self, length: int, like: Tensor) -> None:
+        self.whole.ensure_length(length, like)
+        self.local.ensure_length(length, like)
 
 
 class Shaw(Positions):

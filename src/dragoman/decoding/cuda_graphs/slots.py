@@ -54,6 +54,8 @@ def slots_unsupported_reasons(model: Network) -> list[str]:
     layers = model.decoder.layers
     if any(type(layer) is not DecoderLayer or type(layer.self_attn) is not SelfAttention for layer in layers):
         reasons.append("its decoder has layers without softmax self-attention")
+    elif any(isinstance(part, SubLayer) and part.order == "sandwich" for part in model.decoder.modules()):
+        reasons.append("its order is sandwich")
     return reasons
 
 

@@ -158,6 +158,8 @@ def native_unsupported_reasons(config: ModelConfig) -> list[str]:
         reasons.append(f"its norm is {config.norm.kind}; supported: layer, rms")
     if config.attention.kind != "softmax":
         reasons.append(f"its attention is {config.attention.kind}; supported: softmax")
+    if config.order == "sandwich":
+        reasons.append("its order is sandwich; supported: post, pre")
     size = _head_features(config)
     if size > _MOST_FEATURES["head"] or size * config.n_heads > _MOST_FEATURES["heads"]:
         reasons.append(

@@ -27,6 +27,15 @@ from dragoman.io.weights import TensorFile
 
 _ADVICE = "Download the folder again, completely."
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_OMITTED: dict[Any, dict[str, Any]] = {
+    "gemma3": {
+        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
+        "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2, "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    },
+}  # fmt: skip
+"""`model_type` of a model of text and images -> settings that published files of it omit."""
 _MAX_VOCABULARY = 1 << 28
 """Largest vocabulary file that is read, in bytes."""
 
@@ -39,8 +48,10 @@ class Checkpoint:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The content of `config.json`."""
-        return self.json("config.json")
+        """The content of `config.json`; of a model of text and images, with the settings for text at its surface."""
+        settings = self.json("config.json")
+        text, kind = settings.get("text_config"), {"model_type": settings.get("model_type")}
+        return _OMITTED.get(kind["model_type"], {}) | settings | text | kind if isinstance(text, dict) else settings
 
     @cached_property
     def generation(self) -> dict[str, Any]:

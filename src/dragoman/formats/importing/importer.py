@@ -21,6 +21,7 @@ from dragoman.formats.importing import (
     ctranslate2,
     eole,
     fairseq,
+    gemma3,
     gpt2,
     joeynmt,
     llama,
@@ -53,7 +54,8 @@ from dragoman.registry import find
 
 FAMILIES: Mapping[str, Family] = {
     "bart": bart, "bert": bert, "gpt2": gpt2, "llama": llama, "m2m_100": bart, "marian": marian, "mbart": bart,
-    "mistral": llama, "mt5": t5, "qwen2": llama, "t5": t5, "vit": vit,
+    "gemma3": gemma3, "gemma3_text": gemma3, "mistral": llama, "mt5": t5, "qwen2": llama, "qwen3": llama, "t5": t5,
+    "vit": vit,
 }  # fmt: skip
 """`model_type` of a checkpoint -> the module that imports it."""
 _FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {

@@ -45,7 +45,7 @@ class Rule:
     (in, out), ours (out, in).  flat: whether the last axis joins all remaining ones, as those of a convolution.  row:
     name of a matrix whose first row is added to each row, "" for none.  factors: for each name in `theirs` a number by
     which its values are multiplied, () for none.  sizes: for each name in `theirs` the length of its first axis, () for
-    equal lengths.
+    equal lengths.  offset: number that is added to the values of a checkpoint, before the factor.
     """
 
     theirs: tuple[str, ...]
@@ -57,6 +57,7 @@ class Rule:
     flat: bool = False
     row: str = ""
     sizes: tuple[int, ...] = ()
+    offset: float = 0.0
 
 
 Table = Mapping[str, Rule]
@@ -114,8 +115,9 @@ def converted(
         if not parts:
             sizes = zip(rule.axes, shapes[ours], strict=True)
             parts = [torch.zeros([orders[name].size if name else size for name, size in sizes])]
-        elif rule.factors:
-            parts = [part.float() * factor for part, factor in zip(parts, rule.factors, strict=True)]
+        elif rule.factors or rule.offset:
+            factors = rule.factors or (1.0,) * len(parts)
+            parts = [(part.float() + rule.offset) * factor for part, factor in zip(parts, factors, strict=True)]
         tensor = torch.cat([part.float() for part in parts])
         if rule.row:
             tensor = tensor + tensors[rule.row][0].float()
@@ -148,7 +150,7 @@ def reverted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) ->
         sizes = rule.sizes or [len(tensor) // len(rule.theirs)] * len(rule.theirs)
         factors = rule.factors or [1.0] * len(sizes)
         for part, piece, factor in zip(rule.theirs, tensor.split(list(sizes)), factors, strict=True):
-            values = piece if factor == 1 else piece / factor
+            values = piece if factor == 1 and not rule.offset else piece / factor - rule.offset
             checkpoint |= dict.fromkeys(part.split("|"), values.T if rule.transposed and values.dim() == 2 else values)
     return checkpoint
 

@@ -23,6 +23,7 @@ from dragoman.interpret.walkthrough.quantities import Quantities, Quantity, chil
 from dragoman.models.transformer import Decoder, DecoderOnly
 from dragoman.models.vision import Vision
 from dragoman.nn.layers import ACTIVATIONS, FeedForward
+from dragoman.nn.positions import Positions
 from dragoman.nn.recurrent import Cell, ContextLayer
 
 Text = dict[str, str]
@@ -161,7 +162,8 @@ class _TapSite:
         self.parent, _, self.tap = name.rpartition(".")
         self.inner = re.sub(r"\baround_(\w+)$", r"\1", self.parent)
         self.module, self.sublayer = (self.network.get_submodule(path) for path in (self.inner, self.parent))
-        self.keys = [f"{type(m).__name__}.{self.tap}" for m in (self.module, self.sublayer)]
+        kinds = [kind for m in (self.module, self.sublayer) for kind in type(m).__mro__]
+        self.keys = [f"{kind.__name__}.{self.tap}" for kind in kinds]
         self.stack = self.network.get_submodule(self.parent.partition("layers.")[0].rstrip("."))
         self.in_self_attention = "self_attn" in self.parent
         self.is_causal = self.in_self_attention and isinstance(self.stack, Decoder | DecoderOnly)
@@ -169,7 +171,7 @@ class _TapSite:
     def box(self, entry: StepEntry) -> Text:
         """Return a readable path: `decoder.layers.0.around_cross_attn.norm` -> Decoder layer 1 · cross-attention."""
         module: nn.Module = self.network
-        path = re.sub(r"\baround_(\w+)(\.norm)?$", r"\1", self.parent)
+        path = re.sub(r"\baround_(\w+)(\.(outer_)?norm)?$", r"\1", self.parent)
         names = [BOXES[type(module).__name__]] if type(module).__name__ in BOXES else []
         for attribute in path.split(".") if path else ():
             module = module.get_submodule(attribute)
@@ -185,15 +187,16 @@ class _TapSite:
         """Return the conditions of `when` that hold."""
         scores, masked = (self.q.recorded.values.get(child(self.parent, name)) for name in ("scores", "masked"))
         is_masked = scores is not None and masked is not None and not torch.equal(scores, masked)
-        mask, positions = self.q.pair.src_mask, type(getattr(self.stack, "positions", None)).__name__
+        mask, scheme = self.q.pair.src_mask, getattr(self.stack, "positions", None)
+        positions = type(scheme.of_layer(0) if isinstance(scheme, Positions) else None).__name__
         holds = {
             type(self.module).__name__: True,
             positions: self.in_self_attention or self.tap in ("embedded", "positioned"),
             "gated": isinstance(self.module, FeedForward) and self.module.gated,
             "unscaled": getattr(getattr(self.stack, "embedding", None), "scale", None) == 1, "causal": self.is_causal,
             "padding": not self.is_causal and mask is not None and not bool(mask.all()),
-            "masked": self.tap == "weights" and is_masked, "post": getattr(self.sublayer, "order", None) == "post",
-            "pre": getattr(self.sublayer, "order", None) == "pre", "smoothed": smoothing > 0,
+            "masked": self.tap == "weights" and is_masked, str(getattr(self.sublayer, "order", "")): True,
+            "smoothed": smoothing > 0,
             "learned": isinstance(self.module, Cell) and len(self.module.initial) > 0,
             "every step": self.tap == "summary" and any(isinstance(m, ContextLayer) for m in self.network.modules()),
             **{kind: getattr(self.module, "activation", None) is function for kind, function in ACTIVATIONS.items()},

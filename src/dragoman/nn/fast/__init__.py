@@ -168,6 +168,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over the features of x (..., D)."""
     if gpu.can_add_and_norm(x):
         return gpu.add_and_norm(x, None, 0.0, (weight, None, eps), centered=False)
+    x = x.to(torch.promote_types(x.dtype, weight.dtype))  # an output of a product under autocast has 16 bits
     if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
         return functions.RMSNormalize.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(x, weight.shape, weight, eps)

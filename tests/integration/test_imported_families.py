@@ -176,9 +176,6 @@ def test_the_native_engine_or_info_with_the_reason(imported: tuple[Case, Path], 
     if case.kind not in ("parallel", "text"):
         assert engine == "PyTorch backend (generates no text)"
         return
-    if case.family in ("qwen3", "gemma3", "gemma3_text"):
-        assert engine.startswith("PyTorch backend (its ")
-        return
     assert engine == "native"
     options: dict[str, Any] = {}
     if _is_multilingual(load_network(folder / "base")[1]):

@@ -199,6 +199,15 @@ def test_several_ends_of_generation_are_refused(llama: Path) -> None:
     assert "eos_token_id = [2, 5]; a text has one end here" in refusal(llama)
 
 
+def test_one_of_several_ends_is_named(cli: Cli, llama: Path, tmp_path: Path) -> None:
+    set_values(llama, eos_token_id=[2, 5])
+    set_values(llama, "generation_config.json", eos_token_id=[2, 5])
+    code, _, err = cli("import", llama, tmp_path / "model", "--end", "<|x|>")
+    assert code == 2 and "--end <|x|>: not a special token of" in err and "accepted: <unk>, <s>, </s>" in err
+    assert cli("import", llama, tmp_path / "model", "--end", "</s>")[0] == 0
+    assert json.loads((tmp_path / "model" / "token_ids.json").read_text())["special"]["eos"] == 2
+
+
 def test_a_sliding_window_is_the_maximum_length(tmp_path: Path) -> None:
     import_model(language_checkpoint(tmp_path / "mistral", "mistral, window, one layer"), tmp_path / "model")
     assert read_config(tmp_path / "model").data.max_tokens == 41

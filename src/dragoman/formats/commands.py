@@ -50,6 +50,9 @@ def import_(
     ] = None,
     source_language: Annotated[str | None, typer.Option("--from", help="With --prompt: source language.")] = None,
     target_language: Annotated[str | None, typer.Option("--to", help="With --prompt: target language.")] = None,
+    end: Annotated[
+        str | None, typer.Option(help="Of a language model with several ends: the token that ends a text.")
+    ] = None,
 ) -> None:
     """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, CTranslate2 ...); verify its results.
 
@@ -63,4 +66,4 @@ def import_(
         options["template"] = prompt.replace("\\n", "\n")
     elif options:
         raise UsageError("--from and --to need --prompt: other models name their languages themselves; omit them")
-    typer.echo("\n".join(import_model(source, out, check, reference, options or None).lines()))
+    typer.echo("\n".join(import_model(source, out, check, reference, options or None, end).lines()))

@@ -17,7 +17,15 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import Config, DecoderOnlyConfig, LayerNormConfig, ModelConfig, TransformerConfig
+from dragoman.config import (
+    Config,
+    DecoderOnlyConfig,
+    LayerNormConfig,
+    ModelConfig,
+    QKNormAttention,
+    RotaryByLayerPosition,
+    TransformerConfig,
+)
 from dragoman.config.positions import AlibiPosition, LearnedPosition, RotaryPosition, SinusoidalPosition, T5Position
 from dragoman.decoding.native.library import VERSION, Precision
 from dragoman.errors import ModelFolderError, check_problems
@@ -91,7 +99,7 @@ def _stack_shapes(config: TransformerConfig | DecoderOnlyConfig, stack: str, lay
         shapes |= _norm_shapes(config, f"{stack}embedding_norm")
     for index in range(layers):
         shapes |= _layer_shapes(config, f"{stack}layers.{index}", crosses=stack == "decoder.")
-    return shapes | (_norm_shapes(config, f"{stack}final_norm") if config.order == "pre" else {})
+    return shapes | (_norm_shapes(config, f"{stack}final_norm") if config.order != "post" else {})
 
 
 def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, crosses: bool) -> Shapes:
@@ -118,8 +126,16 @@ def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, cro
         shapes[f"{layer}.ssru.gate.bias"] = (d_model,)
     first = "ssru" if has_ssru else "self_attn"
     for part in (first, "cross_attn", "ffn") if crosses else (first, "ffn"):
-        shapes |= _norm_shapes(config, f"{layer}.around_{part}.norm")
+        for norm in _norms(config):
+            shapes |= _norm_shapes(config, f"{layer}.around_{part}.{norm}")
+    if isinstance(config.attention, QKNormAttention) and not has_ssru:
+        shapes |= {f"{layer}.self_attn.{part}": (config.key_size,) for part in _GAINS}
     return shapes
+
+
+def _norms(config: TransformerConfig | DecoderOnlyConfig) -> tuple[str, ...]:
+    """Return the names of the norms of a sub-layer."""
+    return ("norm", "outer_norm") if config.order == "sandwich" else ("norm",)
 
 
 def _norm_shapes(config: TransformerConfig | DecoderOnlyConfig, name: str) -> Shapes:
@@ -139,9 +155,13 @@ _POSITION_KINDS = {
     "sinusoidal": _ADDITIVE,
     "learned": _ADDITIVE,
     "rotary": _ROTARY,
+    "rotary_by_layer": _ROTARY,
     "t5": _RELATIVE_BIAS,
     "alibi": _RELATIVE_BIAS,
 }
+_GAINS = ("q_gain", "k_gain")
+"""The gains of the norms of queries and keys."""
+_ORDERS = ("post", "pre", "sandwich")
 _SSRU = ("project", "gate")
 """The matrices of an SSRU: for candidates and for forget gates."""
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
@@ -156,10 +176,8 @@ def native_unsupported_reasons(config: ModelConfig) -> list[str]:
         reasons.append(f"its positions are {config.position.kind}; supported: {', '.join(_POSITION_KINDS)}")
     if config.norm.kind not in ("layer", "rms"):
         reasons.append(f"its norm is {config.norm.kind}; supported: layer, rms")
-    if config.attention.kind != "softmax":
-        reasons.append(f"its attention is {config.attention.kind}; supported: softmax")
-    if config.order == "sandwich":
-        reasons.append("its order is sandwich; supported: post, pre")
+    if config.attention.kind not in ("softmax", "qk_norm"):
+        reasons.append(f"its attention is {config.attention.kind}; supported: softmax, qk_norm")
     size = _head_features(config)
     if size > _MOST_FEATURES["head"] or size * config.n_heads > _MOST_FEATURES["heads"]:
         reasons.append(
@@ -231,8 +249,8 @@ class _Packer:
         self.d_key, self.d_head, self.head_features = config.key_size, config.d_head, _head_features(config)
         self.has_ssru = isinstance(config, TransformerConfig) and config.decoder_self == "ssru"
         self.position_kind = _POSITION_KINDS[config.position.kind]
-        rotary = config.position if isinstance(config.position, RotaryPosition) else None
-        self.rotated = int(config.key_size * rotary.fraction) if rotary else 0
+        is_rotary = self.position_kind == _ROTARY
+        self.rotated = int(config.key_size * getattr(config.position, "fraction", 1)) if is_rotary else 0
         learned = [config.position.max_len] if isinstance(config.position, LearnedPosition) else []
         self.max_positions = min([positions, *learned])
         self.embeddings = [name for stack in self.stacks if (name := f"{stack}embedding.weight") in weights]
@@ -245,8 +263,11 @@ class _Packer:
         for name in self.embeddings[: -1 if self.tied_output else None]:
             self._write_array(_pad_features(self._weight(name)), dtype)
         position = self.config.position
-        if isinstance(position, RotaryPosition):
+        if isinstance(position, RotaryPosition | RotaryByLayerPosition):
             for table in rotations(self.max_positions, position.base, self.rotated, position.scaling.numbers):
+                self._write_array(table)
+        if isinstance(position, RotaryByLayerPosition):
+            for table in rotations(self.max_positions, position.local_base, self.rotated, ()):
                 self._write_array(table)
         for stack in self.stacks:
             self._write_positions(stack)
@@ -272,15 +293,17 @@ class _Packer:
             layers[0] if has_encoder else 0, layers[-1],
             len(self.weights[self.embeddings[0]]), len(self.weights[self.embeddings[-1]]),
             has_encoder and len(self.embeddings) == 1,
-            config.order == "pre", isinstance(config.norm, LayerNormConfig),
+            _ORDERS.index(config.order), isinstance(config.norm, LayerNormConfig),
             _ACTIVATIONS.index(config.activation), config.gated,
             self.position_kind, self.rotated, self.max_positions,
         ]  # fmt: skip
         scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
-        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale]
+        attention = config.attention if isinstance(config.attention, QKNormAttention) else None
+        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale, attention.eps if attention else 0.0]
         return b"DRAGOMAN" + struct.pack(
-            f"<{len(integers)}i3f3i",
+            f"<{len(integers)}i4f5i",
             *map(int, integers), *floats, self.has_ssru, config.normalize_embeddings, self.tied_output,
+            self.d_key if attention else 0, getattr(config.position, "period", 0),
         )  # fmt: skip
 
     def _write_positions(self, stack: str) -> None:
@@ -310,22 +333,28 @@ class _Packer:
         for index in range(layers):
             layer = f"{stack}layers.{index}"
             if stack == "decoder." and self.has_ssru:
-                self._write_norm(f"{layer}.around_ssru.norm")
+                self._write_norms(f"{layer}.around_ssru")
                 self._write_ssru(f"{layer}.ssru")
             else:
-                self._write_norm(f"{layer}.around_self_attn.norm")
+                self._write_norms(f"{layer}.around_self_attn")
                 sizes = (d_key, d_key, d_head)
                 self._write_projection(f"{layer}.self_attn.qkv", (queries, keys, values), sizes, rotated=2)
+                for part in _GAINS if isinstance(self.config.attention, QKNormAttention) else ():
+                    self._write_array(self._pad_heads(self._weight(f"{layer}.self_attn.{part}"), d_key, rotary=True))
                 self._write_output(f"{layer}.self_attn.out")
             if stack == "decoder.":
-                self._write_norm(f"{layer}.around_cross_attn.norm")
+                self._write_norms(f"{layer}.around_cross_attn")
                 self._write_projection(f"{layer}.cross_attn.q", (queries,), (d_key,))
                 self._write_projection(f"{layer}.cross_attn.kv", (keys, values), (d_key, d_head))
                 self._write_output(f"{layer}.cross_attn.out")
-            self._write_norm(f"{layer}.around_ffn.norm")
+            self._write_norms(f"{layer}.around_ffn")
             self._write_feed_forward(f"{layer}.ffn")
-        if self.config.order == "pre":  # the output of the last layer is not yet normalized
+        if self.config.order != "post":  # the output of the last layer is not yet normalized
             self._write_norm(f"{stack}final_norm")
+
+    def _write_norms(self, name: str) -> None:
+        for norm in _norms(self.config):
+            self._write_norm(f"{name}.{norm}")
 
     def _write_norm(self, name: str) -> None:
         self._write_array(_pad_features(self._weight(f"{name}.weight")))

@@ -35,6 +35,7 @@ from dragoman.formats.importing.checkpoint import Checkpoint, download, hub_pack
 from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, collecting
+from dragoman.formats.importing.language_models import choose_end
 from dragoman.formats.importing.marian_items import MarianCheckpoint, find_models
 from dragoman.formats.importing.name_tables import converted, listed, table_problems
 from dragoman.formats.importing.toolkit_files import (
@@ -85,20 +86,23 @@ def import_model(
     check: str | Path | None = None,
     reference: str | Path | None = None,
     prompt: Mapping[str, str] | None = None,
+    end: str | None = None,
 ) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
     source: folder in the layout of Hugging Face, CTranslate2 or eole, folder or model file of Marian, JoeyNMT, fairseq
     or OpenNMT-py, or the name of a model on the Hugging Face Hub, such as "Helsinki-NLP/opus-mt-en-de".
     check: text in the source language, of which the first 200 lines are compared; default: random tokens.
-    reference: its translations, for BLEU.  prompt: `data.prompt` of a language model that translates.  Raises
-    UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
-    folder is written.
+    reference: its translations, for BLEU.  prompt: `data.prompt` of a language model that translates.  end: special
+    token that ends its texts, where it has several.  Raises UsageError with all reasons for a checkpoint that cannot be
+    imported, and DragomanError without parity; then no folder is written.
     """
     source, folder, text = Path(source), Path(folder), check_text(check, reference)
     _check_request(source, folder, check_text_problems(check, reference))
     hub = source.as_posix() if is_hub_name(source) else None
     checkpoint = opened(source if hub is None else download(hub))
+    if end is not None:
+        choose_end(checkpoint, end)
     name, plan = _plan(checkpoint)
     if prompt is not None:
         plan = replace(plan, config=_with_prompt(plan.config, prompt))

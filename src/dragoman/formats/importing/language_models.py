@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList, integer_problems
 from dragoman.formats.importing.name_tables import AxisOrder, Rule
@@ -36,10 +36,20 @@ def number_problems(settings: Mapping[str, Any], sizes: Mapping[str, int], nulla
 def several_ends(ends: Sequence[object]) -> str:
     """Return the problem of a checkpoint whose texts have several ends."""
     return (
-        f"eos_token_id = {ends}; a text has one end here; accepted: one id; set eos_token_id of config.json and "
-        "generation_config.json to the token that ends the texts you generate, such as <|eot_id|> for the replies of "
-        "Llama 3.1"
+        f"eos_token_id = {ends}; a text has one end here; accepted: one id; name the token that ends the texts you "
+        "generate by --end, such as --end '<|eot_id|>' for the replies of Llama 3.1"
     )
+
+
+def choose_end(checkpoint: Checkpoint, token: str) -> None:
+    """Let the texts of a checkpoint end with a special token of its `tokenizer.json`.  Raises UsageError."""
+    added = checkpoint.optional_json(TOKENIZER_JSON).get("added_tokens")
+    entries = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    ids = {each.get("content"): each.get("id") for each in entries}
+    if token not in ids:
+        known = ", ".join(map(str, ids)) or f"no {TOKENIZER_JSON} with special tokens"
+        raise UsageError(f"--end {token}: not a special token of {checkpoint.folder}; accepted: {clip(known, 300)}")
+    checkpoint.settings["eos_token_id"] = checkpoint.generation["eos_token_id"] = ids[token]
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:

@@ -61,13 +61,21 @@ class WeightReader {
 
   Norm norm() {
     const Header& h = model_.header();
-    Norm n;
-    n.size = h.unpadded_d_model;
-    n.eps = h.eps;
+    Norm n = gain(h.unpadded_d_model, h.d_model, h.eps);
     n.subtract_mean = h.layer_norm != 0;
-    n.present = true;
-    n.weight = array<float>(h.d_model);
     if (n.subtract_mean) n.bias = array<float>(h.d_model);
+    return n;
+  }
+
+  Norm outer_norm() { return model_.header().norm_order == sandwich ? norm() : Norm(); }
+
+  Norm gain(int size, int width, float eps) {
+    Norm n;
+    n.size = size;
+    n.eps = eps;
+    n.subtract_mean = false;
+    n.present = true;
+    n.weight = array<float>(width);
     return n;
   }
 
@@ -76,19 +84,23 @@ class WeightReader {
     const int q_width = model_.q_width();
     LayerWeights l;
     l.self_norm = norm();
+    l.self_outer = outer_norm();
     if (cross_attention && h.ssru != 0) {
       l.ssru = matrix(2 * h.d_model, h.d_model);
     } else {
       l.qkv = matrix(model_.qkv_width(), h.d_model);
+      if (h.qk_norm > 0) l.q_norm = gain(h.qk_norm, h.d_head, h.qk_eps), l.k_norm = gain(h.qk_norm, h.d_head, h.qk_eps);
       l.self_out = matrix(h.d_model, q_width);
     }
     if (cross_attention) {
       l.cross_norm = norm();
+      l.cross_outer = outer_norm();
       l.cross_q = matrix(q_width, h.d_model);
       l.cross_kv = matrix(model_.cross_kv_width(), h.d_model);
       l.cross_out = matrix(h.d_model, q_width);
     }
     l.ffn_norm = norm();
+    l.ffn_outer = outer_norm();
     l.ffn_in = matrix(h.gated != 0 ? 2 * h.d_ff : h.d_ff, h.d_model);
     l.ffn_out = matrix(h.d_model, h.d_ff);
     return l;
@@ -106,7 +118,7 @@ class WeightReader {
     const Header& h = model_.header();
     if (h.embedding_norm != 0) stack.embedding_norm = norm();
     for (int i = 0; i < layers; ++i) stack.layers.push_back(layer(cross_attention));
-    if (h.pre_norm != 0) stack.final_norm = norm();
+    if (h.norm_order != post) stack.final_norm = norm();
   }
 
   bool at_end() const { return offset_ == aligned(file_.size()); }
@@ -146,7 +158,8 @@ void Model::check_header() const {
       h.rotary_dim % 2 == 0 && within(h.max_positions, 1, 1 << 20) && within(h.ssru, 0, 1) &&
       within(h.embedding_norm, 0, 1) && within(h.tied_output, 0, 1) &&
       (h.ssru == 0 || (h.encoder_layers > 0 && h.position_kind <= additive)) && std::isfinite(h.eps) &&
-      std::isfinite(h.attention_scale) && std::isfinite(h.embedding_scale);
+      within(h.norm_order, post, sandwich) && within(h.qk_norm, 0, h.d_head) && within(h.rotary_period, 0, 1 << 10) &&
+      std::isfinite(h.qk_eps) && std::isfinite(h.attention_scale) && std::isfinite(h.embedding_scale);
   if (!valid) throw std::runtime_error("the header holds invalid sizes");
 }
 
@@ -193,8 +206,10 @@ Model::Model(const std::string& path) : file_(path) {
     if (shared) encoder.embedding = decoder.embedding;
     if (h.position_kind == rotary) {
       const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotary_dim / 2);
-      rotary_cos = reader.array<float>(count);
-      rotary_sin = reader.array<float>(count);
+      for (int table = 0; table < (h.rotary_period > 0 ? 2 : 1); ++table) {
+        rotary_cos[table] = reader.array<float>(count);
+        rotary_sin[table] = reader.array<float>(count);
+      }
     }
     if (has_encoder) reader.positions(encoder);
     reader.positions(decoder);

@@ -16,7 +16,7 @@
 
 namespace dragoman {
 
-constexpr int32_t VERSION = 3;  // of the file format
+constexpr int32_t VERSION = 4;  // of the file format
 
 // The first bytes of the file.  dragoman/decoding/native/pack.py writes the same fields in the same order.
 struct Header {
@@ -29,16 +29,22 @@ struct Header {
   int32_t encoder_layers, decoder_layers;  // encoder_layers = 0: a decoder-only model
   int32_t src_vocab, tgt_vocab;
   int32_t shared_embedding;      // 1: encoder and decoder share their embeddings
-  int32_t pre_norm, layer_norm;  // 1: norms before the sublayers; 1: LayerNorm, 0: RMSNorm
+  int32_t norm_order;            // NormOrder
+  int32_t layer_norm;            // 1: LayerNorm, 0: RMSNorm
   int32_t activation, gated;     // Activation; 1: gated feed-forward layers
   int32_t position_kind;         // PositionKind
   int32_t rotary_dim;            // rotary: features of a head that are rotated, in pairs (i, i + rotary_dim / 2)
   int32_t max_positions;
-  float eps, attention_scale, embedding_scale;  // attention_scale: 1 / sqrt(unpadded d_head)
+  float eps, attention_scale, embedding_scale;  // attention_scale: 1 / sqrt(features of a key)
+  float qk_eps;            // of the norms of queries and keys
   int32_t ssru;            // 1: the decoder uses an SSRU instead of self-attention
   int32_t embedding_norm;  // 1: the sum of embedding and position is normalized
   int32_t tied_output;     // 1: the embeddings of the decoder are the rows of the output matrix; it has no table
+  int32_t qk_norm;         // features of a query that are normalized with its key; 0: none
+  int32_t rotary_period;   // rotary: every such layer uses the first table, the others the second; 0: one table
 };
+
+enum NormOrder : int32_t { post = 0, pre = 1, sandwich = 2 };  // after, before, or before and after a sublayer
 
 enum PositionKind : int32_t {
   none = 0,
@@ -49,6 +55,8 @@ enum PositionKind : int32_t {
 
 struct LayerWeights {
   Norm self_norm, cross_norm, ffn_norm;
+  Norm self_outer, cross_outer, ffn_outer;  // sandwich: of the results of the sublayers
+  Norm q_norm, k_norm;
   // qkv: queries of all heads, then keys, then values.  cross_kv: keys, then values.
   // ffn_in: (d_ff, d_model), or (2 d_ff, d_model) with the gate in the second half.
   // ssru replaces qkv and self_out: candidates, then forget gates (2 d_model, d_model).
@@ -87,8 +95,8 @@ class Model {
   const FileContent& file() const { return file_; }
 
   StackWeights encoder, decoder;
-  const float* rotary_cos = nullptr;  // (max_positions, rotary_dim / 2)
-  const float* rotary_sin = nullptr;
+  const float* rotary_cos[2] = {};  // (max_positions, rotary_dim / 2)
+  const float* rotary_sin[2] = {};
   PackedMatrix output;  // (tgt_vocab padded, d_model)
 
   // Widths of the products for all heads.

@@ -127,17 +127,25 @@ void ModelRunner::normalize_rows(const Norm& norm, const float* x, float* y, int
   });
 }
 
-// The residual stream x_ becomes x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm.  f adds its result to x_.
+// The residual stream x_ becomes x + f(norm(x)) with pre-norm, norm(x + f(x)) with post-norm, and
+// x + outer(f(norm(x))) with both.  f adds its result to x_.
 template <typename F>
-void ModelRunner::sublayer(const Norm& norm, int rows, const F& f) {
+void ModelRunner::sublayer(const Norm& norm, const Norm& outer, int rows, const F& f) {
   float* x = x_.data();
-  if (h_.pre_norm != 0) {
-    float* normalized = normalized_.reserve(times(rows, h_.d_model));
-    normalize_rows(norm, x, normalized, rows);
-    return f(normalized);
+  if (h_.norm_order == post) {
+    f(x);
+    return normalize_rows(norm, x, x, rows);
   }
-  f(x);
-  normalize_rows(norm, x, x, rows);
+  const size_t size = times(rows, h_.d_model);
+  float* normalized = normalized_.reserve(size);
+  normalize_rows(norm, x, normalized, rows);
+  if (!outer.present) return f(normalized);
+  float* residual = residual_.reserve(size);
+  std::copy_n(x, size, residual);
+  std::fill_n(x, size, 0.0f);
+  f(normalized);
+  normalize_rows(outer, x, x, rows);
+  for (size_t i = 0; i < size; ++i) x[i] += residual[i];
 }
 
 // x_ += ffn_out(activation(ffn_in(in))), where the activation multiplies the two halves of ffn_in(in) if it is gated.
@@ -173,12 +181,15 @@ void ModelRunner::embed(const StackWeights& stack, int32_t token, int position, 
   }
 }
 
-// Apply the rotary position embedding to the queries and keys of one row of qkv.
-void ModelRunner::rotate(float* qkv, int position) const {
-  if (h_.position_kind != rotary) return;
+// Normalize the queries and keys of one row of qkv, and apply the rotary position embedding to them.
+void ModelRunner::prepare(const LayerWeights& layer, int layer_index, float* qkv, int position) const {
+  const int table = h_.rotary_period > 0 && (layer_index + 1) % h_.rotary_period != 0 ? 1 : 0;
   const size_t offset = times(position, h_.rotary_dim / 2);
   for (int head = 0; head < h_.n_heads + h_.n_kv_heads; ++head) {
-    apply_rotary(qkv + head * h_.d_head, model_.rotary_cos + offset, model_.rotary_sin + offset, h_.rotary_dim / 2);
+    float* x = qkv + head * h_.d_head;
+    if (layer.q_norm.present) normalize(head < h_.n_heads ? layer.q_norm : layer.k_norm, x, x, h_.d_head);
+    if (h_.position_kind != rotary) continue;
+    apply_rotary(x, model_.rotary_cos[table] + offset, model_.rotary_sin[table] + offset, h_.rotary_dim / 2);
   }
 }
 
@@ -199,9 +210,11 @@ void ModelRunner::encode(const int32_t* tokens, const int32_t* lengths, const in
     for (int p = 0; p < lengths[i]; ++p, ++row) embed(model_.encoder, tokens[row], p, x + times(row, h_.d_model));
   }
   if (model_.encoder.embedding_norm.present) normalize_rows(model_.encoder.embedding_norm, x, x, rows);
-  for (const LayerWeights& layer : model_.encoder.layers) {
-    sublayer(layer.self_norm, rows, [&](const float* in) { encoder_self_attention(layer, in, lengths, count, rows); });
-    sublayer(layer.ffn_norm, rows, [&](const float* in) { feed_forward(layer, in, rows); });
+  for (int i = 0; i < h_.encoder_layers; ++i) {
+    const LayerWeights& layer = model_.encoder.layers[static_cast<size_t>(i)];
+    sublayer(layer.self_norm, layer.self_outer, rows,
+             [&](const float* in) { encoder_self_attention(layer, i, in, lengths, count, rows); });
+    sublayer(layer.ffn_norm, layer.ffn_outer, rows, [&](const float* in) { feed_forward(layer, in, rows); });
   }
   if (model_.encoder.final_norm.present) normalize_rows(model_.encoder.final_norm, x, x, rows);
   // Project the encoder output in x_ to the cross-attention keys and values of every decoder layer.
@@ -222,8 +235,8 @@ void ModelRunner::encode(const int32_t* tokens, const int32_t* lengths, const in
 }
 
 // Self-attention of all sources, one source after the other: keys and values of one source fit into a processor cache.
-void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float* in, const int32_t* lengths, int count,
-                                         int rows) {
+void ModelRunner::encoder_self_attention(const LayerWeights& layer, int layer_index, const float* in,
+                                         const int32_t* lengths, int count, int rows) {
   const int width = layer.qkv.outputs;
   const int context_width = layer.self_out.inputs;  // q_size_ padded
   float* qkv = projected_.reserve(times(rows, width));
@@ -232,7 +245,7 @@ void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float*
   for (int i = 0, first = 0; i < count; first += lengths[i++]) {
     for (int p = 0; p < lengths[i]; ++p) {
       float* row = qkv + times(first + p, width);
-      rotate(row, p);
+      prepare(layer, layer_index, row, p);
       for (int head = 0; head < h_.n_kv_heads; ++head) {
         const float* key = row + q_size_ + head * h_.d_head;
         encoder_cache_.append(encoder_cache_.head_offset(0, 0, head), key, key + k_size_, p);
@@ -267,14 +280,15 @@ void ModelRunner::step(const StepRow* rows, int count, bool is_prompt) {
   if (model_.decoder.embedding_norm.present) normalize_rows(model_.decoder.embedding_norm, x, x, count);
   for (int i = 0; i < h_.decoder_layers; ++i) {
     const LayerWeights& layer = model_.decoder.layers[static_cast<size_t>(i)];
-    sublayer(layer.self_norm, count, [&](const float* in) {
+    sublayer(layer.self_norm, layer.self_outer, count, [&](const float* in) {
       if (h_.ssru != 0) return decoder_ssru(layer, i, in, rows, count);
       decoder_self_attention(layer, i, in, rows, count, is_prompt);
     });
     if (h_.encoder_layers > 0) {
-      sublayer(layer.cross_norm, count, [&](const float* in) { cross_attention(layer, i, in, rows, count); });
+      sublayer(layer.cross_norm, layer.cross_outer, count,
+               [&](const float* in) { cross_attention(layer, i, in, rows, count); });
     }
-    sublayer(layer.ffn_norm, count, [&](const float* in) { feed_forward(layer, in, count); });
+    sublayer(layer.ffn_norm, layer.ffn_outer, count, [&](const float* in) { feed_forward(layer, in, count); });
   }
   if (model_.decoder.final_norm.present) normalize_rows(model_.decoder.final_norm, x, x, count);
 }
@@ -290,7 +304,7 @@ void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_in
   float* context = context_.reserve(times(count, context_width));
   double positions = 0;
   for (int r = 0; r < count; ++r) {
-    rotate(qkv + times(r, width), rows[r].position);
+    prepare(layer, layer_index, qkv + times(r, width), rows[r].position);
     std::fill(context + times(r, context_width) + q_size_, context + times(r + 1, context_width), 0.0f);
     positions += rows[r].position + 1;
   }

@@ -68,20 +68,21 @@ class ModelRunner {
   template <typename Self, typename F>
   static auto for_all_buffers(Self& self, const F& f) {
     return f(self.self_cache_, self.cells_, self.cross_cache_, self.encoder_cache_, self.x_, self.normalized_,
-             self.projected_, self.context_, self.gated_, self.scales_, self.scores_, self.quantized_, self.bf16_,
-             self.shortlist_memory_);
+             self.residual_, self.projected_, self.context_, self.gated_, self.scales_, self.scores_, self.quantized_,
+             self.bf16_, self.shortlist_memory_);
   }
 
   GemmInput gemm_input(const PackedMatrix& m, const float* x, int rows);
   void linear(const PackedMatrix& m, const float* x, int rows, float* y, bool accumulate = false);
   void normalize_rows(const Norm& norm, const float* x, float* y, int rows);
   template <typename F>
-  void sublayer(const Norm& norm, int rows, const F& f);
+  void sublayer(const Norm& norm, const Norm& outer, int rows, const F& f);
   void feed_forward(const LayerWeights& layer, const float* in, int rows);
   void embed(const StackWeights& stack, int32_t token, int position, float* x) const;
-  void rotate(float* qkv, int position) const;
+  void prepare(const LayerWeights& layer, int layer_index, float* qkv, int position) const;
   const float* position_bias(const StackWeights& stack, int head, int query_position) const;
-  void encoder_self_attention(const LayerWeights& layer, const float* in, const int32_t* lengths, int count, int rows);
+  void encoder_self_attention(const LayerWeights& layer, int layer_index, const float* in, const int32_t* lengths,
+                              int count, int rows);
   void decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
                               int count, bool is_prompt);
   float* cell(int target_slot, int layer_index) const;
@@ -103,6 +104,7 @@ class ModelRunner {
   std::vector<int> groups_;              // first rows of the groups of `cross_attention`
   Buffer<float> x_;                      // (rows, d_model): the residual stream
   Buffer<float> normalized_;             // (rows, d_model): input of a pre-norm sublayer
+  Buffer<float> residual_;               // (rows, d_model): the residual stream during a sublayer with two norms
   Buffer<float> projected_;              // (rows, outputs): qkv, cross_q, cross_kv or ffn_in
   Buffer<float> context_;                // (rows, q_width): attention outputs of all heads
   Buffer<float> gated_;                  // (rows, d_ff): gated feed-forward layers

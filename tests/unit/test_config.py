@@ -378,8 +378,8 @@ def test_patches_fit_an_image_and_positions_fit_the_patches() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ("model.position.kind=sinusoidal model.position.base=500.0",
-         'model.position.base: no such key with kind "sinusoidal"; available with model.position.kind = "rotary"; '
+        ("model.position.kind=sinusoidal model.position.fraction=0.5",
+         'model.position.fraction: no such key with kind "sinusoidal"; available with model.position.kind = "rotary"; '
          "accepted here: kind, full_range"),
         ("train.optimizer.kind=sgd train.optimizer.beta1=0.9",
          'train.optimizer.beta1: no such key with kind "sgd"; available with train.optimizer.kind = "adam", "adamw", '
@@ -407,6 +407,7 @@ def test_patches_fit_an_image_and_positions_fit_the_patches() -> None:
         ("model.position.kind=rotary model.position.fraction=0.1",
          "head size 0 (fraction 0.1 of 8) must be even and at least 2"),
         ("model.position.kind=rotary model.d_key=7", "rotary positions rotate pairs: d_key 7 must be even"),
+        ("model.position.kind=rotary_by_layer model.d_key=7", "rotate pairs: d_key 7 must be even and at least 2"),
         ("model.position.kind=rotary model.position.fraction=0.5 model.d_key=6",
          "d_key 3 (fraction 0.5 of 6) must be even and at least 2"),
         ("model.d_model=17 model.n_heads=1", "sinusoidal positions need an even d_model, not 17"),

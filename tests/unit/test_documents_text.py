@@ -103,6 +103,7 @@ UPPER_MARKDOWN = {
     "A [shortcut], a [full][ref] and a [": "A [SHORTCUT][shortcut], A [FULL][ref] AND A [",
     "[collapsed][] link, a footnote": "[COLLAPSED][collapsed] LINK, A FOOTNOTE",
     "The note.": "THE NOTE.",
+    "html block": "HTML BLOCK",
     "1. first\n2. second": "1. FIRST\n2. SECOND",
     "after a hard break": "AFTER A HARD BREAK",
 }
@@ -116,6 +117,14 @@ def test_markdown_keeps_everything_but_the_text() -> None:
         expected = expected.replace(source, target)
     assert translated("md", MARKDOWN).decode() == expected
     assert translated("md", MARKDOWN.replace("\n", "\r\n")).decode() == expected.replace("\n", "\r\n")
+
+
+def test_blocks_of_html_are_translated_as_html() -> None:
+    kept = "<!-- a b -->\n\n<pre>\na b\n</pre>\n\n<div>\n{{ a b }}\n</div>\n\n> <p>\n> a b\n> </p>\n"
+    source = f'<p align="a">\n  one <b>two</b><br>\n  three\n</p>\n\n- a\n\n  <p>four</p>\n\n{kept}'
+    expected = f'<p align="a">\n  ONE <b>TWO</b><br>\n  THREE\n</p>\n\n- A\n\n  <p>FOUR</p>\n\n{kept}'
+    assert translated("md", source).decode() == expected
+    assert translated("md", source.replace("\n", "\r\n")).decode() == expected.replace("\n", "\r\n")
 
 
 DIALECTS = [

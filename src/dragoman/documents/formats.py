@@ -45,8 +45,9 @@ FORMATS = {
         Format("txt", (".txt", ".text"), "plain:translate_txt", "each line",
                "line ends, blank lines, indentation, byte order mark"),
         Format("md", (".md", ".markdown", ".mdx", ".qmd", ".rmd"), "markdown:translate_markdown",
-               "paragraphs, headings, list items, table cells; emphasis and links are inline tags",
-               "code (also `<code>`, `<kbd>`), addresses, images, HTML blocks, front matter, and the syntax of "
+               "paragraphs, headings, list items, table cells; emphasis and links are inline tags; blocks of HTML "
+               "outside of quotations and without `{`, as HTML",
+               "code (also `<code>`, `<kbd>`), addresses, images, front matter, and the syntax of "
                "dialects ([below](#markdown-dialects))"),
         Format("html", (".html", ".htm", ".xhtml"), "web:translate_html_file",
                "text of all elements (`dragoman.markup.html`); `lang` becomes the target language",

@@ -1,7 +1,7 @@
 """Markdown: the text of paragraphs, headings, list items and table cells; emphasis and links are inline tags.
 
-Code, addresses of links, images, HTML blocks, front matter and the syntax of dialects (markdown_syntax.py) are kept.
-The lines of a paragraph are joined, because a line end in it is a space.
+Blocks of HTML are translated as HTML.  Code, addresses of links, images, front matter and the syntax of dialects
+(markdown_syntax.py) are kept.  The lines of a paragraph are joined, because a line end in it is a space.
 """
 
 from __future__ import annotations
@@ -55,10 +55,20 @@ def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
     reader = parser.MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
     reader.block.ruler.after("fence", "syntax", read_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     reader.inline.ruler.before("escape", "syntax", read_inline)
-    blocks = list(_blocks(reader, text, start))
+    lines = [match.span() for match in _LINE.finditer(text, start)]
+    environment: dict[str, Any] = {}  # the references
+    tokens = reader.parse(text[start:], environment)
+    blocks = list(_blocks(reader, tokens, environment, text, lines))
     translator.translate_blocks(blocks, line_numbers(text, (block.start for block in blocks)))
     changes = [(block.start, block.end, block.translated) for block in blocks if block.translated is not None]
-    return encode(with_changes(source, changes))
+    pages = [
+        (begin, end) for token in tokens if token.type == "html_block" and "{" not in token.content  # of MDX, templates
+        for begin, end in [(lines[token.map[0]][0], lines[token.map[1] - 1][1])]
+        if text[begin:end].split() == token.content.split()  # without marks of quotations in it
+    ]  # fmt: skip
+    for (begin, end), line in zip(pages, line_numbers(text, (begin for begin, _ in pages)), strict=True):
+        changes.append((begin, end, translator.page(text[begin:end], line=line)))
+    return encode(with_changes(source, sorted(changes)))
 
 
 class _MarkdownBlock:
@@ -254,12 +264,11 @@ def _shape(tokens: Sequence[Any]) -> Counter[str]:
     )
 
 
-def _blocks(parser: Any, text: str, start: int) -> Iterator[_MarkdownBlock]:
-    """Yield the blocks with text.  start: index of the first line of the parser."""
-    lines = [match.span() for match in _LINE.finditer(text, start)]
+def _blocks(
+    parser: Any, tokens: Sequence[Any], environment: dict[str, Any], text: str, lines: Sequence[tuple[int, int]]
+) -> Iterator[_MarkdownBlock]:
+    """Yield the blocks with text.  environment: the references.  lines: spans of the lines that the parser has read."""
     cell_end, in_table = 0, False
-    environment: dict[str, Any] = {}  # the references
-    tokens = parser.parse(text[start:], environment)
     for index, token in enumerate(tokens):
         if token.type in ("table_open", "table_close"):
             in_table = token.nesting > 0

@@ -128,13 +128,13 @@ class DocumentTranslator:
                 self._count(lines[number] if lines else None, own)
         return [_joined(item for items in part for item in items) for part in translated]
 
-    def page(self, text: str, attributes: bool = False) -> str:
-        """Return the translation of an HTML page; see `translate_html`."""
+    def page(self, text: str, attributes: bool = False, line: int = 1) -> str:
+        """Return the translation of an HTML page; see `translate_html`.  line: number of its first line."""
         places: list[tuple[int, int]] = []
         first, translator = len(self.observed.flags), cast("Translator", self.observed)
         [translated] = translate_html(translator, [text], attributes=attributes, places=places, **self.settings)
-        for (_, line), flags in zip(places, self.observed.flags[first:], strict=True):
-            self._count(line, [flags])
+        for (_, number), flags in zip(places, self.observed.flags[first:], strict=True):
+            self._count(number + line - 1, [flags])
         return translated
 
     def _count(self, line: int | None, flags: Sequence[tuple[str, ...]]) -> None:

@@ -221,7 +221,7 @@ class _TextReader(DocumentTranslator):
         self._add(texts)
         return list(segments)
 
-    def page(self, text: str, attributes: bool = False) -> str:
+    def page(self, text: str, attributes: bool = False, line: int = 1) -> str:
         with suppress(_PageRead):
             translate_html(self.translator, [text], attributes=attributes)
         return text

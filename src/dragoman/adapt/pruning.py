@@ -249,10 +249,8 @@ class _Weights:
         self, origin: Path, config: Config, kept: Kept, layers: Mapping[str, Sequence[int]] | None = None
     ) -> None:
         self.config, self._kept, self._layers = config, kept, layers or {}
-        self._file = TensorFile(origin / "model.safetensors")
-        self.old = {
-            name: self._file.rows(name, 0, 0).to("meta").new_empty(shape) for name, shape in self._file.shapes.items()
-        }
+        file = self._file = TensorFile(origin / "model.safetensors")
+        self.old = {name: file.rows(name, 0, 0).to("meta").new_empty(shape) for name, shape in file.shapes.items()}
         with torch.device("meta"):
             built, larger = (model_folder.unique_tensors(self._assembled(rows)) for rows in (0, 1))
         self.shapes = {name: self.old[self._name(name)].new_empty(tensor.shape) for name, tensor in built.items()}

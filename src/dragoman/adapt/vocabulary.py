@@ -121,10 +121,8 @@ def keep_pieces(
         for i, model in enumerate(models):
             names[i] |= model.needed(names[i] | silent[i]) & listed[i]
         names = [names[0] | names[1]] * 2 if tokenizer.shared else names
-    kept = [
-        [token for token in range(side.size) if token <= EOS or side.piece(token) in own]
-        for side, own in zip(sides, names, strict=True)
-    ]
+    named = zip(sides, names, strict=True)
+    kept = [[token for token in range(side.size) if token <= EOS or side.piece(token) in own] for side, own in named]
     files = [model.file(names[i] | silent[i]) for i, model in enumerate(models)]
     if lists is not None:
         target = None if lists.target is None else [lists.target[token] for token in kept[1]]

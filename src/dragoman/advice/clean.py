@@ -223,14 +223,9 @@ def _check_segment(task: _Task) -> int:
     if about.exists():
         return int(read_json(about, DataError, "")["read"])
     pairs, reasons = task.pairs, _reasons(task.pairs, task.rules)
-    hashes = np.array(
-        [
-            pair_hash(letters(pair.source, digits=True), letters(pair.target, digits=True))
-            for pair, reason in zip(pairs, reasons, strict=True)
-            if not reason
-        ],
-        np.uint64,
-    )
+    kept = (pair for pair, reason in zip(pairs, reasons, strict=True) if not reason)
+    sides = ((letters(pair.source, digits=True), letters(pair.target, digits=True)) for pair in kept)
+    hashes = np.array([pair_hash(*texts) for texts in sides], np.uint64)
     order = np.argsort(hashes, kind="stable")
     task.stem.with_suffix(".hashes").write_bytes(hashes[order].tobytes() + order.astype(np.uint32).tobytes())
     with task.stem.with_suffix(".pairs").open("w", encoding="utf-8", errors="replace", newline="\n") as file:

@@ -253,9 +253,7 @@ def _examine(
     source, target = text.languages
     spec = text.spec if clean or text.origin is None else text.origin
     diagnosis = examine([spec], valid=None, test=None, source_language=source, target_language=target)
-    errors, warnings = (
-        [finding for finding in diagnosis.findings if finding.severity == severity] for severity in ("error", "warning")
-    )
+    errors, warnings = ([one for one in diagnosis.findings if one.severity == kind] for kind in ("error", "warning"))
     is_dirty = any("'dragoman clean'" in finding.advice for finding in errors or warnings)
     offer = "To leave out the pairs that 'dragoman clean' rejects, add --clean." * (is_dirty and not clean)
     if errors:

@@ -92,10 +92,8 @@ class Relatedness:
             buckets = self._buckets(sides[0].part(slice(0, n - rotation)), sides[1].part(slice(rotation, n)))
             for total, counts in zip(unrelated, self._histograms(buckets), strict=True):
                 total += counts
-        self._evidence = [
-            (_log_frequencies(none) - _log_frequencies(both)).ravel()
-            for both, none in zip(related, unrelated, strict=True)
-        ]
+        pairs = zip(related, unrelated, strict=True)
+        self._evidence = [(_log_frequencies(none) - _log_frequencies(both)).ravel() for both, none in pairs]
 
     def stretches(self, pairs: Sequence[tuple[str, str]]) -> list[Stretch]:
         """Return the stretches of consecutive pairs, from one pair on, that are unrelated or shifted, in order."""
@@ -150,10 +148,8 @@ class Relatedness:
         return offset
 
     def _sides(self, pairs: Sequence[tuple[str, str]]) -> tuple[_Side, _Side]:
-        source, target = (
-            _Side(text_features(texts), _signatures(texts, words))
-            for texts, words in zip(([p[0] for p in pairs], [p[1] for p in pairs]), self._words, strict=True)
-        )
+        sides = zip(([p[0] for p in pairs], [p[1] for p in pairs]), self._words, strict=True)
+        source, target = (_Side(text_features(texts), _signatures(texts, words)) for texts, words in sides)
         return source, target
 
     def _buckets(self, source: _Side, target: _Side) -> list[Ints]:
@@ -173,16 +169,12 @@ class Relatedness:
             (named, (one.anchors & other.anchors) != 0),
             (one.ending, other.ending),
         )
-        return [
-            condition.astype(np.int64) * size[1] + outcome
-            for (condition, outcome), size in zip(conditions, _SIZES, strict=True)
-        ]
+        sized = zip(conditions, _SIZES, strict=True)
+        return [condition.astype(np.int64) * size[1] + outcome for (condition, outcome), size in sized]
 
     def _histograms(self, buckets: list[Ints]) -> list[Floats]:
-        return [
-            np.bincount(bucket, minlength=a * b).reshape(a, b).astype(float)
-            for bucket, (a, b) in zip(buckets, _SIZES, strict=True)
-        ]
+        sized = zip(buckets, _SIZES, strict=True)
+        return [np.bincount(bucket, minlength=a * b).reshape(a, b).astype(float) for bucket, (a, b) in sized]
 
 
 def _log_frequencies(counts: Floats) -> Floats:
@@ -204,9 +196,7 @@ def _translations(pairs: Sequence[tuple[str, str]]) -> tuple[dict[str, int], dic
         if count >= _LEAST and score >= _LEAST_SCORE:
             best[0][one] = max(best[0].get(one, (0.0, "")), (score, other))
             best[1][other] = max(best[1].get(other, (0.0, "")), (score, one))
-    target = {
-        word: 1 << hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=1).digest()[0] for word in best[1]
-    }
+    target = {word: 1 << hashlib.blake2b(word.encode(errors="replace"), digest_size=1).digest()[0] for word in best[1]}
     source = {word: target[meaning] for word, (_, meaning) in best[0].items()}
     for word, (_, meaning) in best[1].items():  # a word may have several translations
         source[meaning] |= target[word]

@@ -119,9 +119,7 @@ def detect_languages(spec: CorpusSpec) -> tuple[str | None, str | None]:
             found = list(_pair_in_name(paths[0]))
     if None in found:
         if spec.sides is not None:  # which may have different numbers of lines
-            sides = [
-                spread((raw.decode("utf-8", "replace") for raw in open_lines(side)), _SAMPLE) for side in spec.sides
-            ]
+            sides = [spread((raw.decode(errors="replace") for raw in open_lines(side)), _SAMPLE) for side in spec.sides]
         else:
             sides = [list(texts) for texts in zip(*sample(spec, _SAMPLE), strict=True)]
         found = [code or likely_language(texts) for code, texts in zip(found, sides or ([], []), strict=True)]

@@ -167,9 +167,8 @@ class Journal:
             )
         flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
         starts = itertools.accumulate((head["lines"] for head in heads), initial=0)
-        flagged = [
-            (start + n, names) for start, head in zip(starts, heads, strict=False) for n, names in head["flagged"]
-        ]
+        from_starts = zip(starts, heads, strict=False)
+        flagged = [(start + n, names) for start, head in from_starts for n, names in head["flagged"]]
         with self._write_errors():
             joined = folder / "joined"
             chunk_files = (folder / str(number) for number in range(chunks))

@@ -126,9 +126,8 @@ def read_batch(
     if any(sampling):
         pairs = [texts.get(i) or store.text(n) for i, n in enumerate(numbers.tolist())]
         sampled = tokenizer.encode_sampled(pairs, sampling, seed)
-        return collate(
-            [([*store.tag_ids(n), *src], tgt) for n, (src, tgt) in zip(numbers.tolist(), sampled, strict=True)]
-        )
+        rows = zip(numbers.tolist(), sampled, strict=True)
+        return collate([([*store.tag_ids(n), *src], tgt) for n, (src, tgt) in rows])
     return collate([ids.get(i) or store.pair(n) for i, n in enumerate(numbers.tolist())])
 
 

@@ -59,9 +59,8 @@ def words_with_start(text: str) -> Iterator[tuple[re.Match[str], bool]]:
 
 def capitalized_words(texts: Iterable[str]) -> str:
     """Return the words that are mostly written with capitals within a sentence, most frequent first: "Tom NATO I"."""
-    counts = Counter(
-        match[0] for text in texts if not text.isupper() for match, starts in words_with_start(text) if not starts
-    )
+    mixed = (text for text in texts if not text.isupper())
+    counts = Counter(match[0] for text in mixed for match, starts in words_with_start(text) if not starts)
     forms: dict[str, str] = {}
     for word in sorted(counts, key=lambda word: (-counts[word], word)):
         forms.setdefault(word.lower(), word)

@@ -112,10 +112,8 @@ def _sources(entry: _Entry, singular: int) -> dict[str, str]:
     plural = entry.texts.get("msgid_plural")
     if plural is None:
         return dict.fromkeys(entry.forms, entry.texts["msgid"])
-    only_one = len(entry.forms) == 1
-    return {
-        key: entry.texts["msgid"] if key == f"msgstr[{singular}]" and not only_one else plural for key in entry.forms
-    }
+    of_one = f"msgstr[{singular}]" if len(entry.forms) > 1 else None
+    return {key: entry.texts["msgid"] if key == of_one else plural for key in entry.forms}
 
 
 def _written(text: str, line: str) -> str:

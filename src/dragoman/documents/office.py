@@ -283,11 +283,8 @@ def translate_office(data: bytes, translator: DocumentTranslator, format: str) -
 def _content_types(archive: Archive, format: str) -> dict[str, str]:
     """Return the last component of the content type of each member, such as "footnotes+xml"."""
     root, _ = archive.edit(_CONTENT_TYPES, {})
-    types = {
-        node.attributes.get("PartName", "").lstrip("/"): node.attributes.get("ContentType", "")
-        for node in root.nodes
-        if node.name == "Override"
-    }
+    members = [node.attributes for node in root.nodes if node.name == "Override"]
+    types = {each.get("PartName", "").lstrip("/"): each.get("ContentType", "") for each in members}
     main = next((kind for kind in types.values() if kind.endswith(".main+xml")), "")
     for other, words in _APPLICATIONS.items():
         if any(word in main for word in words.split("|")):

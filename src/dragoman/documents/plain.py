@@ -159,10 +159,9 @@ def _translate_cells(
         keys = {cell.column for cell in first if cell.text.strip().casefold() in _KEYS}
         keys -= {cell.column for row in body for cell in row if len(cell.text.split()) > 1}
         keys &= {cell.column for row in body for cell in row if cell.text and not is_identifier(cell.text)}
-        kept = ", ".join(first[column].text.strip() for column in sorted(keys))
-        translator.notes += [f"keys in the column {kept} were kept; --column (columns=[...]) chooses columns"] * bool(
-            keys
-        )
+        if keys:
+            kept = ", ".join(first[column].text.strip() for column in sorted(keys))
+            translator.notes.append(f"keys in the column {kept} were kept; --column (columns=[...]) chooses columns")
     chosen = [
         cell
         for row in body

@@ -297,9 +297,8 @@ def _sides(segment: Segment) -> dict[int, _Sides]:
         if isinstance(item, Tag) and item.kind == "empty":
             space = _SPACE.match(text, position + 1)
             assert space is not None
-            sides[item.pair] = _Sides(
-                text[max(0, position - 1) : position], space[0], text[space.end() : space.end() + 1]
-            )
+            before, after = text[max(0, position - 1) : position], text[space.end() : space.end() + 1]
+            sides[item.pair] = _Sides(before, space[0], after)
         position += len(one)
     return sides
 

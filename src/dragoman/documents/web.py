@@ -37,10 +37,8 @@ def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attri
     """Translate pages; the attribute lang of those that change is set to the target language."""
     translated = translator.track((translator.page(page, attributes) for page in pages), len(pages))
     language = translator.target_language
-    return [
-        in_language(new, language) if language and new != page else new
-        for page, new in zip(pages, translated, strict=True)
-    ]
+    pairs = zip(pages, translated, strict=True)
+    return [in_language(new, language) if language and new != page else new for page, new in pairs]
 
 
 def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
@@ -76,9 +74,8 @@ def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool
     for name, kind in types.items():
         if kind == "application/x-dtbncx+xml":
             root, edits = archive.edit(name, {})
-            labels += [
-                Inline(node, edits, lambda node: Role(), collapse=True) for node in root.iter() if node.name == "text"
-            ]
+            texts = (node for node in root.iter() if node.name == "text")
+            labels += [Inline(node, edits, lambda node: Role(), collapse=True) for node in texts]
     translator.translate_blocks(labels)
     written = {name: encode(text) for name, (_, encode), text in zip(pages, decoded, translated, strict=True)}
     return archive.edited(written)

@@ -171,10 +171,9 @@ def _vocabulary(model: ExportSource) -> ImportedVocabulary:
     tokenizer = model.tokenizer
     special = {PAD: -1, UNK: 1, BOS: -1, EOS: 0} if tokenizer.lists is not None else _SPECIAL
     first = max(special.values()) + 1
-    sides = (
-        [special[token] for token in sorted(special)] + list(range(first, first + size - len(special)))
-        for size in (tokenizer.source_size, tokenizer.target_size)
-    )
+    ids = [special[token] for token in sorted(special)]
+    sizes = tokenizer.source_size, tokenizer.target_size
+    sides = ([*ids, *range(first, first + size - len(ids))] for size in sizes)
     return ImportedVocabulary(tokenizer, *sides)
 
 

@@ -81,7 +81,8 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
     network = exportable(model.network, _table_rows(model.config))
     encoder, decoder = EncoderGraph(network).eval(), DecoderGraph(network).eval()
     tokens, mask = torch.full((3, 7), EOS), torch.ones(3, 7, dtype=torch.bool)
-    names, states = memory_names(network), state_axes(network)
+    names = [f"cross_{part}_{i}" for i in range(len(network.decoder.layers)) for part in ("keys", "values")]
+    states = state_axes(network)
     axes: dict[str, Axes] = {"tokens": ("batch", "source"), "mask": ("batch", "source"), "token": ("batch",)}
     axes |= dict.fromkeys(names, ("batch", 0, "source", 0)) | states | {"logits": ("batch", 0)}
     axes |= {f"next_{name}": tuple("length" if s == "past" else s for s in sizes) for name, sizes in states.items()}
@@ -168,10 +169,8 @@ class OnnxRuntime(SearchedModel):
         options = package.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors
-        self.encoder, self.decoder = (
-            package.InferenceSession(str(folder / f"{name}.onnx"), options, providers=["CPUExecutionProvider"])
-            for name in ("encoder", "decoder")
-        )
+        paths, providers = (str(folder / f"{name}.onnx") for name in ("encoder", "decoder")), ["CPUExecutionProvider"]
+        self.encoder, self.decoder = (package.InferenceSession(path, options, providers=providers) for path in paths)
         ours = range(self.decoder.get_outputs()[0].shape[1])
         name = f"onnxruntime {package.__version__}, {quantization}"
         super().__init__(_Graphs(self.encoder, self.decoder), name, (range(1 << 31), ours), EOS)
@@ -361,11 +360,6 @@ class _GrownKeyValues(SelfKeyValues):
         return self.keys, self.values
 
 
-def memory_names(model: Transformer) -> list[str]:
-    """Return the names of the encoder's outputs."""
-    return [f"cross_{part}_{i}" for i in range(len(model.decoder.layers)) for part in ("keys", "values")]
-
-
 def state_axes(model: Transformer) -> dict[str, tuple[str | int, ...]]:
     """Return the sizes of each state of the decoder's layers by name; `past` is the number of positions so far."""
     axes: dict[str, tuple[str | int, ...]] = {}
@@ -412,9 +406,7 @@ class DecoderGraph(nn.Module):
         decoder, positions = self.decoder, self.decoder.positions
         memory, states = memory_and_states[: 2 * len(decoder.layers)], memory_and_states[2 * len(decoder.layers) :]
         pos = position.reshape(1)
-        if (
-            type(positions) is Positions
-        ):  # no positions; the input would be dropped, and the interface depend on the kind
+        if type(positions) is Positions:  # none; the input would be dropped, and the interface depend on the kind
             token = token + 0 * pos
         x, _ = positions.embed(decoder.embedding(token[:, None]), pos, None)  # (N, 1, D)
         x = decoder.embedding_norm(x)

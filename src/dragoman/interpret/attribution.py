@@ -78,10 +78,8 @@ def attribute(
         case = read_case(loaded, source, target, None)
     if "output" not in case.sides:
         raise UsageError("attribution needs a model with a decoder, such as one that translates")
-    source_side, prefix, output = (
-        case.sides[n].pieces if n in case.sides else [] for n in ("source", "input", "output")
-    )
-    return Attribution(*attribute_batch(loaded[0], case.batch, **options), source_side, prefix, output)
+    sides = (case.sides[n].pieces if n in case.sides else [] for n in ("source", "input", "output"))
+    return Attribution(*attribute_batch(loaded[0], case.batch, **options), *sides)
 
 
 def attribute_batch(

@@ -126,10 +126,8 @@ def _report(
     for row in rows:
         if "exact_match" in row:
             row["exact_match"] /= 100
-    samples = [
-        Sample(t.source, reference, t.text, t.text == reference, t.score)
-        for t, reference in zip(translations, references, strict=True)
-    ]
+    pairs = zip(translations, references, strict=True)
+    samples = [Sample(t.source, reference, t.text, t.text == reference, t.score) for t, reference in pairs]
     wrong = [s for s in samples if not s.correct]
     return DemoReport(
         target=language.name,

@@ -92,9 +92,8 @@ def translate_html(
     """
     check_sequence(texts)
     check_flag(attributes=attributes)
-    pages = [
-        list(_scan(check_text(text, f"text {number}", allow_surrogates=True))) for number, text in enumerate(texts, 1)
-    ]
+    checked = (check_text(text, f"text {number}", allow_surrogates=True) for number, text in enumerate(texts, 1))
+    pages = [list(_scan(text)) for text in checked]
     for tokens in pages:
         _match(tokens)
     if attributes:

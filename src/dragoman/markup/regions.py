@@ -89,9 +89,8 @@ def _symbol_region(part: Part, start: int, first: int, target: str, ids: list[in
     ours, theirs = part.mask.positions(source), part.mask.positions(target)
     found = [(source.index(symbol), target.index(symbol)) for symbol in part.mask.copied]
     spans = [((ours[i], ours[i + 2] + 1), (theirs[j], theirs[j + 2] + 1)) for i, j in found]
-    return Region(
-        start, source, first + len(part.mark), target, (part.mask.symbol_ids, ids), Copies(ours, theirs, spans)
-    )
+    copies = Copies(ours, theirs, spans)
+    return Region(start, source, first + len(part.mark), target, (part.mask.symbol_ids, ids), copies)
 
 
 def _masked_region(

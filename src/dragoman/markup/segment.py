@@ -143,19 +143,14 @@ def _translate_window(
             translator.split(texts[i], sentences=settings.get("split"), languages=languages, protect=protect)
             for i in tagged
         ]
-        regions = [
-            find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(tagged, lines, strict=True)
-        ]
-        batch_tokens = settings.get("batch_tokens", 4000)
-        aligned = align_regions(
-            translator.backend, translator.tokenizer, regions, [cuts[i] for i in tagged], batch_tokens
-        )
+        pairs = zip(tagged, lines, strict=True)
+        regions = [find_regions(translator.tokenizer, line, translations[i]) for i, line in pairs]
+        batch_tokens, inner_cuts = settings.get("batch_tokens", 4000), [cuts[i] for i in tagged]
+        aligned = align_regions(translator.backend, translator.tokenizer, regions, inner_cuts, batch_tokens)
         for i, blocks in zip(tagged, aligned, strict=True):
             project_nodes(roots[i], texts[i], translations[i].text, blocks)
             results[i] = _write(roots[i], segments[i], translations[i].text)
-    return [
-        [one for item in result for one in (item.items if isinstance(item, _Mark) else (item,))] for result in results
-    ]
+    return [[one for item in each for one in (item.items if isinstance(item, _Mark) else (item,))] for each in results]
 
 
 def _divided_spans(segment: Segment, text: str) -> set[str]:

@@ -363,9 +363,8 @@ class Chat(Pipeline):
         `quantize="int8"` or "bf16".
         """
         check_sequence(dialogues)
-        return [
-            self._score(self.check_turns(turns, f"dialogue {number}, ")) for number, turns in enumerate(dialogues, 1)
-        ]
+        numbered = enumerate(dialogues, start=1)
+        return [self._score(self.check_turns(turns, f"dialogue {number}, ")) for number, turns in numbered]
 
     def _score(self, turns: Sequence[Turn]) -> list[TurnScore]:
         before: list[TurnIds] = []

@@ -92,9 +92,8 @@ class Labeller(Pipeline):
         return stream_windows(inputs, window, prepare, lambda items: run(items, batch_tokens))
 
     def _words(self, sentences: Sequence[list[str]], batch_tokens: int) -> list[Labelled]:
-        rows = [
-            tagged_row([self.tokenizer.encode_word(word) for word in words], [1] * len(words)) for words in sentences
-        ]
+        encoded = ([self.tokenizer.encode_word(word) for word in words] for words in sentences)
+        rows = [tagged_row(words, [1] * len(words)) for words in encoded]
         probs = self._probs([ids for ids, _ in rows], batch_tokens)
         first = [torch.tensor(marks).nonzero().squeeze(1) for _, marks in rows]  # the first subword of each word
         return [self._labelled(words, p[at]) for words, p, at in zip(sentences, probs, first, strict=True)]

@@ -267,11 +267,9 @@ class Translator(Pipeline):
             known += [draft.seen.strip() if sentences else draft.seen for draft in line_drafts if draft.is_translated]
         encoded: dict[Tokenizer, Iterator[list[int]]] = {}
         for tokenizer, texts in bodies.items():
-            # Several texts in one call, which computes them beside other threads.
-            several = len(texts) > 1 and isinstance(tokenizer, Tokenizer)
-            encoded[tokenizer] = (
-                iter(tokenizer.encode_sources(texts)) if several else map(tokenizer.encode_source, texts)
-            )
+            encoded[tokenizer] = map(tokenizer.encode_source, texts)
+            if len(texts) > 1 and isinstance(tokenizer, Tokenizer):  # one call, which computes beside other threads
+                encoded[tokenizer] = iter(tokenizer.encode_sources(texts))
         lines = []
         for (tokenizer, tag, text), line_drafts, (_, prefix) in zip(directed, drafts, pairs, strict=True):
             parts: list[Part] = []
@@ -383,10 +381,8 @@ class Translator(Pipeline):
             left = iter(draft.spans)
             texts = [unshield(part, left) for part in shielded]
             ends = [*itertools.accumulate(map(len, texts), initial=0)]
-            parts = [
-                Part(draft.body[start:end], encode(text), draft.sentence)
-                for text, (start, end) in zip(texts, itertools.pairwise(ends), strict=True)
-            ]
+            spans = zip(texts, itertools.pairwise(ends), strict=True)
+            parts = [Part(draft.body[start:end], encode(text), draft.sentence) for text, (start, end) in spans]
         left = iter(draft.spans)
         for part, text in zip(parts, shielded, strict=True):
             part.seen = text

@@ -465,10 +465,8 @@ async def _translate(
     steps = await directions.translate(route, texts, options.client, report, **settings)
     if not options.flags or len(steps) == 1:
         return steps[-1]
-    flags = [
-        _in_order({flag for step in all_of_text for flag in step.flags}) for all_of_text in zip(*steps, strict=True)
-    ]
-    return [replace(translation, flags=own) for translation, own in zip(steps[-1], flags, strict=True)]
+    found = [{flag for step in of_text for flag in step.flags} for of_text in zip(*steps, strict=True)]
+    return [replace(translation, flags=_in_order(own)) for translation, own in zip(steps[-1], found, strict=True)]
 
 
 def _in_order(flags: Collection[str]) -> tuple[str, ...]:

@@ -190,9 +190,8 @@ class DeepLGlossaries:
         return Response(status_code=204)
 
     async def _changed(self, call: Call, change: Any) -> StoredGlossary:
-        return _existing(
-            await asyncio.to_thread(self.store.change, call.client.owner, call.request.path_params["id"], change)
-        )
+        owner, identifier = call.client.owner, call.request.path_params["id"]
+        return _existing(await asyncio.to_thread(self.store.change, owner, identifier, change))
 
     async def dictionary_entries(self, call: Call) -> dict[str, Any]:
         source, target = pair = language_pair(self.directions, call.values)
@@ -245,15 +244,11 @@ def _tsv(entries: Mapping[str, str]) -> str:
 
 def _entries(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the terms of a request, `entries` in the format `entries_format`.  Raises BadRequest and UsageError."""
-    text = required(values, "entries")
-    delimiter = {"tsv": "\t", "csv": ","}[_FORMAT.read(values)]
+    lines = io.StringIO(required(values, "entries"), newline="")
     entries: dict[str, str] = {}
-    lines = io.StringIO(text, newline="")
+    options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if _FORMAT.read(values) == "tsv" else {"strict": True}
     try:
-        if delimiter == "\t":
-            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
-        else:
-            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
+        rows = list(csv.reader(lines, **options))
     except csv.Error as error:
         raise BadRequest(f"Invalid glossary entries: {error}") from None
     for number, row in enumerate(filter(None, rows), start=1):

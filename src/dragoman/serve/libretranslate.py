@@ -202,10 +202,8 @@ class LibreTranslate:
                 answer["detectedLanguage"] = detected
             if alternatives:
                 others = [dict.fromkeys(other.text for other in result.nbest) for result in results]
-                answer["alternatives"] = [
-                    [text for text in texts if text != result.text][:alternatives]
-                    for texts, result in zip(others, results, strict=True)
-                ]
+                pairs = zip(others, results, strict=True)
+                answer["alternatives"] = [[text for text in own if text != r.text][:alternatives] for own, r in pairs]
             if "glossary" in values:
                 answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
             if flags:

@@ -143,10 +143,8 @@ def read_server_config(path: Path, **overrides: Any) -> ServerConfig:
 
     Relative paths of models, database and suggestions start from the folder of the document.
     """
-    document = read_document(path)
-    config = ServerConfig.parse(
-        document | {key: value for key, value in overrides.items() if value is not None}, str(path)
-    )
+    given = {key: value for key, value in overrides.items() if value is not None}
+    config = ServerConfig.parse(read_document(path) | given, str(path))
     folder = path.parent
     models = config.models
     if overrides.get("models") is None:

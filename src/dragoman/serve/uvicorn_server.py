@@ -100,9 +100,8 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._held, self._in_headers = 0, False
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+        self._cancel(self._limit)
+        self._limit = None
         super().on_headers_complete()
         self.headers = []  # for fields that follow the body, which are dropped
 

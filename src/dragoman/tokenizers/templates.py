@@ -80,9 +80,8 @@ class Templates:
         """Return the tokens of a direction; None stands for the default.  Raises UsageError with all problems."""
         named = {*self.source, *self.target}
         problems, tokens = [], {}
-        for side, code, own, default in zip(
-            (SOURCE, TARGET), (source, target), self.languages, self.default, strict=True
-        ):
+        sides = zip((SOURCE, TARGET), (source, target), self.languages, self.default, strict=True)
+        for side, code, own, default in sides:
             code = default if code is None else code
             if code is None:
                 if side in named and not self.optional:
@@ -134,9 +133,8 @@ def _problems(fields: dict[str, Any], sizes: tuple[int, int]) -> Iterator[str]:
     languages, default, control = fields.get("languages"), fields.get("default"), fields.get("control")
     for side in (SOURCE, TARGET):
         template, own = fields.get(side), languages.get(side) if isinstance(languages, dict) else None
-        if not isinstance(template, list) or not all(
-            is_id(entry) or entry in (SOURCE, TARGET, TEXT) for entry in template
-        ):
+        names = (SOURCE, TARGET, TEXT)
+        if not isinstance(template, list) or not all(is_id(entry) or entry in names for entry in template):
             yield f"{side} is not a list of ids, {SOURCE!r}, {TARGET!r} and {TEXT!r}"
         elif template.count(TEXT) != 1 or {PAD, BOS} & set(template):
             yield f"{side} does not contain {TEXT!r} once, or special ids other than the end of sentence"

@@ -343,9 +343,8 @@ class Tokenizer:
         tokenizer = copy.copy(self)
         tokenizer._between, tokenizer.tag_ids = {}, ids
         before, after = self._direction.source
-        tokenizer._direction = tokenizer._with_tag(
-            replace(self._direction, source=(before[len(self.tag_ids) :], after))
-        )
+        without_tag = replace(self._direction, source=(before[len(self.tag_ids) :], after))
+        tokenizer._direction = tokenizer._with_tag(without_tag)
         return tokenizer
 
     def _with_tag(self, direction: SurroundingTokens) -> SurroundingTokens:
@@ -391,9 +390,8 @@ class Tokenizer:
         templates = self.models[3]
         if templates is None or not any(self.languages):
             return self
-        directed = self.between(
-            *(code if codes else None for code, codes in zip((source, target), self.languages, strict=True))
-        )
+        sides = zip((source, target), self.languages, strict=True)
+        directed = self.between(*(code if codes else None for code, codes in sides))
         return Tokenizer(*self.models[:3], directed._templates.file())
 
     @classmethod

@@ -198,16 +198,11 @@ def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> AddedWords:
         pieces = listed.file()
     result = Tokenizer(extended[0], None if target is None else extended[1], pieces, templates)
     old, new = Tokenizer(source, target, lists), result  # the old one without the languages around a text
+    sources, targets = range(old.source_size, new.source_size), range(old.target_size, new.target_size)
     return AddedWords(
         tokenizer=result,
-        source=[
-            _before(new.source_piece(i), old.encode_source, old.source_piece)
-            for i in range(old.source_size, new.source_size)
-        ],
-        target=[
-            _before(new.target_piece(i), old.encode_target, old.target_piece)
-            for i in range(old.target_size, new.target_size)
-        ],
+        source=[_before(new.source_piece(i), old.encode_source, old.source_piece) for i in sources],
+        target=[_before(new.target_piece(i), old.encode_target, old.target_piece) for i in targets],
         present=[word for word in words if len(old.encode_source(word)) == 2 == len(old.encode_target(word))],
     )
 

@@ -41,15 +41,13 @@ _MOST = 64
 def unsupported_reasons(config: TrainConfig, model: Network, context: DistributedContext) -> list[str]:
     """Return why steps of this model are not captured; empty if they are."""
     modules = list(model.modules())
+    packages = {type(m).__module__.partition(".")[0] for m in modules}
+    recurrent = any(isinstance(m, RecurrentOverEmbeddings | RecurrentPositions) for m in modules)
     reasons = {
         f"the architecture is {model.architecture}": not isinstance(model, Transformer | DecoderOnly),
         "batch normalization depends on the padding": any(isinstance(m, BatchNorm) for m in modules),
-        "it has parts of other packages, which may wait for the device": any(
-            type(m).__module__.partition(".")[0] not in ("dragoman", "torch") for m in modules
-        ),
-        "its positions are recurrent": any(
-            isinstance(m, RecurrentOverEmbeddings | RecurrentPositions) for m in modules
-        ),
+        "it has parts of other packages, which may wait for the device": not packages <= {"dragoman", "torch"},
+        "its positions are recurrent": recurrent,
         f"train.optimizer is {config.optimizer.kind}": config.optimizer.kind == "sgd",
         "train.precision is fp16": config.precision == "fp16",
         f"train.accumulate is {config.accumulate}": config.accumulate > 1,
@@ -63,9 +61,8 @@ def unsupported_reasons(config: TrainConfig, model: Network, context: Distribute
 def use_grid(step: TrainingStep, progress: Progress, task: Task, log: Callable[[str], None]) -> None:
     """Plan the batches of a run on the grid if its steps are captured, and as before if it is resumed."""
     if not isinstance(step, CapturedStep):
-        if step.context.device.type in DEVICES and (
-            reasons := unsupported_reasons(step.config, step.model, step.context)
-        ):
+        reasons = unsupported_reasons(step.config, step.model, step.context)
+        if reasons and step.context.device.type in DEVICES:
             log(f"training steps are not captured as CUDA graphs: {'; '.join(reasons)}")
     elif progress.step == 0:
         progress.grid = task.has_grid

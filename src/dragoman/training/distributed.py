@@ -224,9 +224,8 @@ class ProcessGroup(DistributedContext):
         self._timeout = 600.0
         self._gradients: GradientSum | None = None
         with self.communicating():
-            store = _open_store(
-                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], self.rank, self.size, self._timeout
-            )
+            address = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+            store = _open_store(*address, self.rank, self.size, self._timeout)
         ProcessGroup._trainings += 1
         self._store = PrefixStore(f"training {ProcessGroup._trainings}", store)
         try:

@@ -191,9 +191,8 @@ class ShardedStep(TrainingStep):
             is_owned = _is_split(value) or not value.dim() or self.context.is_main
             local_state[name] = _local(value) if is_owned else value[:0]
         name = f"training-{self.context.rank + 1}-of-{self.context.size}.safetensors"
-        written[name] = write_tensors(
-            folder / name, local_state, (value.cpu().contiguous() for value in local_state.values())
-        )
+        values = (value.cpu().contiguous() for value in local_state.values())
+        written[name] = write_tensors(folder / name, local_state, values)
         return written
 
     def _check_shared(self, folder: Path) -> None:

@@ -97,9 +97,8 @@ class TrainingStep:
         if self.context.size == 1:
             return loss
         # All processes sum the same gradients, but positions are not used where all texts have one token.
-        positions = [
-            p.sum() for module in self.model.modules() if isinstance(module, Positions) for p in module.parameters()
-        ]
+        schemes = (module for module in self.model.modules() if isinstance(module, Positions))
+        positions = [p.sum() for scheme in schemes for p in scheme.parameters()]
         return replace(loss, smoothed=loss.smoothed + 0 * torch.stack(positions).sum()) if positions else loss
 
     def prepared(self, batch: Batch) -> Batch:

@@ -93,9 +93,8 @@ def run_study(plan: Plan, out: Path, reporter: Reporter) -> StudyResult:
         while True:
             trial = next((one for one in trials if one.state == "running"), None)
             used = sum(one.seconds for one in trials)
-            if trial is None and (
-                len(trials) >= settings.trials or (settings.total is not None and used >= settings.total.amount)
-            ):
+            is_over = len(trials) >= settings.trials or (settings.total is not None and used >= settings.total.amount)
+            if trial is None and is_over:
                 break
             study = _study(optuna, plan, trials)
             if trial is not None:

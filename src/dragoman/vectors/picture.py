@@ -85,9 +85,8 @@ def _draw_labels(chart: Drawing, points: Points, arrows: Sequence[tuple[str, str
     for word, (x, y) in points.items():
         label = clip(word, 24)
         wide, high = sum(map(_width, label)) * FONT / 2 + 1, 0.6 * FONT
-        candidates = np.array(
-            [_box(x + dx * (gap + wide), y + dy * (gap + high), wide, high) for gap in _GAPS for dx, dy in _SIDES]
-        )
+        shifts = [(dx * (gap + wide), dy * (gap + high)) for gap in _GAPS for dx, dy in _SIDES]
+        candidates = np.array([_box(x + right, y + down, wide, high) for right, down in shifts])
         outside = 4 * wide * high - _overlap(candidates, page)
         box = candidates[(_overlap(candidates, np.array(taken)) + 1e3 * outside).round(6).argmin()]
         taken.append(box)

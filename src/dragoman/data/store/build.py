@@ -260,11 +260,9 @@ class _Builder:
 
         def tasks() -> Iterator[EncodeTask]:
             for (part, number), positions in zip(segments, duplicates, strict=True):
-                segment = part.filtered[number]
-                tag = self.specs[part.number].tag
-                yield EncodeTask(
-                    segment.stem, segment.stats.kept, positions, tokenizer.models, self.rules.max_tokens, tag
-                )
+                segment, tag = part.filtered[number], self.specs[part.number].tag
+                kept = segment.stats.kept
+                yield EncodeTask(segment.stem, kept, positions, tokenizer.models, self.rules.max_tokens, tag)
 
         for (part, number), result in zip(segments, self.compute(encode_segment, tasks()), strict=True):
             part.add(number, result)

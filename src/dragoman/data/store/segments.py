@@ -195,9 +195,8 @@ def find_duplicates(earlier: Sequence[Path], segments: Sequence[tuple[str, int]]
     duplicates: list[list[NDArray[np.uint32]]] = [[] for _ in segments]
     for first, last in _groups(np.diff(np.sum(bounds, axis=0))):
         spans = [(int(ends[first]), int(ends[last])) for ends in bounds]
-        parts = [
-            np.fromfile(path, np.uint64, b - a, offset=8 * a) for path, (a, b) in zip(earlier, spans, strict=False)
-        ]
+        of_files = zip(earlier, spans, strict=False)
+        parts = [np.fromfile(path, np.uint64, b - a, offset=8 * a) for path, (a, b) in of_files]
         old = sum(map(len, parts))
         owners, positions = [], []
         for number, ((stem, pairs), (a, b)) in enumerate(zip(segments, spans[len(earlier) :], strict=True)):

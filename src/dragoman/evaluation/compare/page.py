@@ -278,9 +278,8 @@ def write_comparison(path: Path, comparison: RunComparison, language: str = "aut
     shown = columns(comparison)
     charts: dict[str, Any] = {}
     count = len(comparison.runs)
-    heading = (
-        _pair(f"{count} runs side by side", f"{count} 次训练的对比") if count > 1 else _pair("One run", "一次训练")
-    )
+    names = (f"{count} runs side by side", f"{count} 次训练的对比") if count > 1 else ("One run", "一次训练")
+    heading = _pair(*names)
     values = {
         "title": heading["en"],
         "heading": heading,
@@ -355,11 +354,8 @@ def _metric_charts(
 ) -> Iterator[dict[str, Any]]:
     longest = max((point[1] for run in comparison.runs for point in run.curves.get(metric, ())), default=0.0)
     for axis, (unit, size) in (("steps", ("steps", 1)), ("time", time_unit(longest))):
-        lines = [
-            line
-            for i, group in enumerate(comparison.groups)
-            if (line := _line(i, group, metric, axis == "steps", size))
-        ]
+        found = (_line(i, group, metric, axis == "steps", size) for i, group in enumerate(comparison.groups))
+        lines = [line for line in found if line]
         name = f"{metric}-{axis}"
         charts[name] = readout(lines, unit)
         for view in views:

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from os.path import commonprefix
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
@@ -389,18 +390,15 @@ def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: 
     differing.sort(key=lambda key: -sum(key in config for config in firsts))
     # Groups are called like the common beginning of their runs (lstm for lstm-1 and lstm-2), or like the first run.
     prefixes = [_common_prefix([run.name for run in group]) for group in members.values()]
-    names = [
-        prefix if prefixes.count(prefix) == 1 else group[0].name
-        for prefix, group in zip(prefixes, members.values(), strict=True)
-    ]
+    pairs = zip(prefixes, members.values(), strict=True)
+    names = [prefix if prefixes.count(prefix) == 1 else group[0].name for prefix, group in pairs]
     first, groups = next(iter(members.values())), []
     for name, group in zip(names, members.values(), strict=True):
         differs = {key: group[0].config[key] for key in differing if key in group[0].config}
         scores = _TESTED if test is not None and group is not first else ()
+        tested = [[run.test for run in runs if run.test] for runs in (group, first)]
         p_values = {
-            f"test.{score}": p_value(
-                *([getattr(run.test, COMPARED[score]) for run in runs if run.test] for runs in (group, first))
-            )
+            f"test.{score}": p_value(*([getattr(test, COMPARED[score]) for test in tests] for tests in tested))
             for score in scores
         }
         groups.append(Group(name, tuple(group), differs, p_values))
@@ -412,9 +410,7 @@ _SEED = re.compile(r"((?<![-_./ ])[-_./ ]++((seed|s)[-_./ ]*)?\d*|seed\d*)$")
 
 def _common_prefix(names: Sequence[str]) -> str:
     """Return the common beginning of the names without a trailing separator or "seed", or else the first name."""
-    start = "".join(
-        same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*names, strict=False))
-    )
+    start = commonprefix(names)  # noqa: RUF071 (characters are meant)
     return start if start in names else _SEED.sub("", start) or names[0]
 
 

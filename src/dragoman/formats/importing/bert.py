@@ -87,9 +87,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
         raise ProblemList(problems)
     if not labels:
         return words
-    return ImportedVocabulary(
-        LabelVocabulary(labels, words_of(words.tokenizer)), words.source, [-1, *range(len(labels))]
-    )
+    vocabulary = LabelVocabulary(labels, words_of(words.tokenizer))
+    return ImportedVocabulary(vocabulary, words.source, [-1, *range(len(labels))])
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

@@ -55,9 +55,7 @@ def calling(what: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # any: settings of a checkpoint reach most of its code, also that in Rust, which panics
+    except BaseException as error:  # any: settings reach most of its code, also that in Rust, which panics
         if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]

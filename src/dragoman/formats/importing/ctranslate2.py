@@ -156,10 +156,8 @@ def _position(checkpoint: CTranslate2Checkpoint, shape: Shape) -> tuple[dict[str
         return {"kind": "learned", "max_len": 1}, [1, 1]  # reported as missing or incompatible
     tables = [each for each in found if each is not None]
     for position in ({"kind": "none"}, {"kind": "sinusoidal"}, {"kind": "sinusoidal", "full_range": True}):
-        expected = _expected(position)
-        if all(
-            (made := expected(tuple(each.shape))) is not None and torch.equal(made.to(each), each) for each in tables
-        ):
+        pairs = zip(map(_expected(position), [tuple(each.shape) for each in tables]), tables, strict=True)
+        if all(made is not None and torch.equal(made.to(each), each) for made, each in pairs):
             return position, [len(each) for each in tables]
     rows = [len(each) for each in tables]
     return {"kind": "learned", "max_len": min(rows)}, rows
@@ -216,10 +214,8 @@ def compare(checkpoint: CTranslate2Checkpoint, folder: Path, plan: Plan, check: 
 def reference_runtime(checkpoint: CTranslate2Checkpoint, plan: Plan) -> CTranslate2Runtime:
     """Return CTranslate2 with the checkpoint, in float32, on our ids."""
     lists = token_lists(checkpoint)
-    pieces = [
-        ["" if token < 0 else side.tokens[token] for token in order]
-        for side, order in zip((lists[0], lists[-1]), (plan.vocabulary.source, plan.vocabulary.target), strict=True)
-    ]
+    sides = zip((lists[0], lists[-1]), (plan.vocabulary.source, plan.vocabulary.target), strict=True)
+    pieces = [["" if token < 0 else side.tokens[token] for token in order] for side, order in sides]
     try:
         return CTranslate2Runtime(checkpoint.folder, "float32", *pieces)
     except RuntimeError as error:

@@ -46,11 +46,8 @@ _VOCABULARIES = ("shared_vocabulary", "source_vocabulary", "target_vocabulary")
 
 def is_ctranslate2(folder: Path) -> bool:
     """Return whether a folder has the files of a CTranslate2 model."""
-    return (folder / MODEL).is_file() and any(
-        (folder / f"{name}{suffix}").is_file()
-        for name in (*_VOCABULARIES, "vocabulary")
-        for suffix in (".json", ".txt")
-    )
+    names = [f"{name}{suffix}" for name in (*_VOCABULARIES, "vocabulary") for suffix in (".json", ".txt")]
+    return (folder / MODEL).is_file() and any((folder / name).is_file() for name in names)
 
 
 class CTranslate2Checkpoint(Checkpoint):

@@ -90,10 +90,8 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         "attention": {"kind": "qk_norm", "eps": eps}, "order": "sandwich", "bias": False, "scale_embeddings": True,
         "activation": ACTIVATIONS[settings.get("hidden_activation", "gelu_pytorch_tanh")],
     }  # fmt: skip
-    table = {
-        ours: replace(rule, theirs=tuple(map(_multimodal, rule.theirs)))
-        for ours, rule in text_table(settings, bool(settings.get("tie_word_embeddings"))).items()
-    }
+    rules = text_table(settings, bool(settings.get("tie_word_embeddings")))
+    table = {ours: replace(rule, theirs=tuple(map(_multimodal, rule.theirs))) for ours, rule in rules.items()}
     return common_plan(checkpoint, vocabulary, model, table, None if period == 1 else settings["sliding_window"])
 
 

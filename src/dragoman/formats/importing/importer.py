@@ -65,7 +65,6 @@ _FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
     OpenNMTCheckpoint: ("opennmt", opennmt), EoleCheckpoint: ("eole", eole),
 }  # fmt: skip
 """Checkpoints in other layouts than that of Hugging Face -> name and module of their family."""
-_REPORT = "import.json"
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def import_model(
             comparison.check_met("config.json of the checkpoint")
             facts = origin | asdict(comparison)
             report = json.dumps(facts, indent=1, ensure_ascii=False, default=str)
-            (unfinished / _REPORT).write_bytes(report.encode("utf-8", "replace"))  # settings may have lone surrogates
+            (unfinished / "import.json").write_bytes(report.encode("utf-8", "replace"))  # may have lone surrogates
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     except TrainingError as error:  # of `save_model`, with advice about training

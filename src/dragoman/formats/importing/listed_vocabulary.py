@@ -50,10 +50,8 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
     """Return the sentencepiece models of source and target, of one for both the same path twice.  Raises UsageError."""
     files = sorted(path for suffix in _SUFFIXES for path in folder.glob(f"*{suffix}") if path.is_file())
     suffixes = [tuple(f"{separator}{name}" for name in names for separator in "._-") for names in _SIDES]
-    sides = [
-        [path for path in files if path.stem in names or path.stem.endswith(ends)]
-        for names, ends in zip(_SIDES, suffixes, strict=True)
-    ]
+    pairs = zip(_SIDES, suffixes, strict=True)
+    sides = [[path for path in files if path.stem in names or path.stem.endswith(ends)] for names, ends in pairs]
     if all(len(side) == 1 for side in sides):
         return sides[0][0], sides[1][0]
     if len(files) == 1 and not any(sides):
@@ -164,6 +162,5 @@ class ListedReference:
 
     def decode_target(self, ids: Sequence[int]) -> str:
         kept = [self.tokens[self.target[token]] for token in ids if token not in (PAD, UNK, BOS, EOS)]
-        return str(
-            self.models[1].decode(kept)
-        ).strip()  # ours has no space at an end that begins after an unknown token
+        # Ours has no space at an end that begins after an unknown token.
+        return str(self.models[1].decode(kept)).strip()

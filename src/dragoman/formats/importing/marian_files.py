@@ -307,9 +307,8 @@ def definition_runtime(
 def reference_tokenizer(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> ListedReference:
     """Return sentencepiece with the vocabularies of a checkpoint, on our ids."""
     models, lists = [], []
-    for side, path, order in zip(
-        ("source", "target"), checkpoint.vocabularies, (vocabulary.source, vocabulary.target), strict=True
-    ):
+    orders = vocabulary.source, vocabulary.target
+    for side, path, order in zip(("source", "target"), checkpoint.vocabularies, orders, strict=True):
         model, pieces = _model_and_pieces(checkpoint, side, path)
         models.append(model)
         lists.append(TokenList(pieces, (order[PAD], order[UNK], order[BOS], order[EOS]), path.name))

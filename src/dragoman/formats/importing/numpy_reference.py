@@ -79,9 +79,8 @@ class SearchedModel:
         """
         memory, state = self.model.encode([[self.source[token] for token in source]]), self.model.start(1)
         tokens = [None, *(np.array([self.target[token]]) for token in target)]
-        return self._logits(
-            np.concatenate([self.model.step(token, i, state, memory) for i, token in enumerate(tokens)])
-        )
+        hidden = [self.model.step(token, i, state, memory) for i, token in enumerate(tokens)]
+        return self._logits(np.concatenate(hidden))
 
     def _logits(self, hidden: Floats) -> Floats:
         logits = self.model.logits(hidden)
@@ -320,18 +319,13 @@ def interleaved_sinusoids(first: int, count: int, d_model: int) -> Floats:
 def halved_sinusoids(first: int, count: int, d_model: int) -> Floats:
     """Sines, then cosines, of the positions from `first`; the slowest rate is 1/10000, (count, D)."""
     half = d_model // 2
-    angles = np.arange(first, first + count)[:, None] * np.exp(
-        np.arange(half) * -(math.log(10000.0) / max(1, half - 1))
-    )
+    rates = np.exp(np.arange(half) * -(math.log(10000.0) / max(1, half - 1)))
+    angles = np.arange(first, first + count)[:, None] * rates
     return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((count, d_model % 2))], axis=1)
 
 
-def _gelu(x: Floats) -> Floats:
-    result: Floats = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()  # NumPy has no error function
-    return result
-
-
 _ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {
-    "relu": lambda x: np.maximum(x, 0), "gelu": _gelu, "silu": lambda x: x / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: torch.nn.functional.gelu(torch.from_numpy(x)).numpy(),  # NumPy has no error function
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }  # fmt: skip

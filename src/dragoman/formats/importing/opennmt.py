@@ -115,16 +115,10 @@ def token_lists(checkpoint: OpenNMTCheckpoint | EoleCheckpoint) -> list[TokenLis
             continue
         if len(set(tokens)) < len(tokens):
             problems.append(f"vocabulary, {side}: the same token twice")
-        special_names = names if side == "src" else names | {"bos_token": start}
-        ids = pad, unk, bos, eos = tuple(
-            tokens.index(name) if name in tokens else -1 for name in special_names.values()
-        )
+        own = names if side == "src" else names | {"bos_token": start}
+        ids = pad, unk, bos, eos = tuple(tokens.index(name) if name in tokens else -1 for name in own.values())
         needed = ("unk_token",) if side == "src" else ("unk_token", "bos_token", "eos_token")
-        missing = [
-            f"{key} {special_names[key]!r}"
-            for key, token in zip(special_names, ids, strict=True)
-            if key in needed and token < 0
-        ]
+        missing = [f"{key} {own[key]!r}" for key, token in zip(own, ids, strict=True) if key in needed and token < 0]
         if missing:
             problems.append(f"vocabulary, {side}: no {', '.join(missing)}; accepted: lists with special tokens")
         if bos == eos != -1:

@@ -88,11 +88,9 @@ def _preparation_problems(preparation: Mapping[str, Any], channels: object) -> I
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    settings = checkpoint.settings
-    labels = vocabulary.target
-    config = checkpoint.config(_document(checkpoint))
+    settings, labels = checkpoint.settings, vocabulary.target
     return Plan(
-        config=config, vocabulary=vocabulary, table=_table(settings),
+        config=checkpoint.config(_document(checkpoint)), vocabulary=vocabulary, table=_table(settings),
         orders={"labels": AxisOrder(labels, len(labels) - 1)},
         positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,
     )  # fmt: skip

@@ -148,9 +148,8 @@ def _candidates(database: Any, documents: Mapping[str, int]) -> list[tuple[str, 
         if not query or total <= _MOST_RANKED:
             query.append(f'"{word}"')
     ranked = "SELECT rowid FROM texts WHERE texts MATCH ? ORDER BY rank LIMIT ?"
-    rows = database.execute(
-        f"SELECT source, target FROM pairs WHERE rowid IN ({ranked})", (" OR ".join(query), _CANDIDATES)
-    )
+    pairs = f"SELECT source, target FROM pairs WHERE rowid IN ({ranked})"
+    rows = database.execute(pairs, (" OR ".join(query), _CANDIDATES))
     return [*{" ".join(words_of(row[0])): row for row in rows}.values()] if query else []
 
 
@@ -178,10 +177,8 @@ def verdict(words: Sequence[tuple[str, int]], share: float, falling: bool | None
     rules.append({True: "falling", False: "flat", None: "unknown"}[falling])
     rules += ["neither"] if rules[0] == "near" and not falling else []
     listed = {rule: {"en": ", ".join(found), "zh": "、".join(found)} for rule, found in named.items()}
+    texts = _TEXTS["verdicts"]
     return [
-        {
-            code: text.format(words=listed.get(rule, {}).get(code), rare=RARE)
-            for code, text in _TEXTS["verdicts"][rule].items()
-        }
+        {code: text.format(words=listed.get(rule, {}).get(code), rare=RARE) for code, text in texts[rule].items()}
         for rule in rules
     ]

@@ -372,11 +372,8 @@ def print_atlas(atlas: Atlas, console: Console) -> None:
             costs.add_row(Text(sublayer.name), Text(f"{sublayer.cost:+.4f}"))
         print_table(console, costs)
     targets = "the model's own output" if atlas.own else "the given targets"
-    console.print(
-        f"{atlas.lines:,} lines, {atlas.tokens:,} target tokens, loss {atlas.loss:.4f} nats per token on {targets}",
-        style="dim",
-        soft_wrap=True,
-    )
+    text = f"{atlas.lines:,} lines, {atlas.tokens:,} target tokens, loss {atlas.loss:.4f} nats per token on {targets}"
+    console.print(text, style="dim", soft_wrap=True)
 
 
 def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str, language: str = "auto") -> Path:

@@ -232,7 +232,6 @@ def _vocabulary(q: Quantities, smoothing: float) -> Vocabulary | None:
 
 def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
     """Return the number of rows and columns shown."""
-    rows, columns = (
-        min(size, limits.get(axis, size)) for size, axis in zip(quantity.value.shape[1:], quantity.along, strict=True)
-    )
+    sides = zip(quantity.value.shape[1:], quantity.along, strict=True)
+    rows, columns = (min(size, limits.get(axis, size)) for size, axis in sides)
     return rows, columns

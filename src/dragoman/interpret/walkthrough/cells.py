@@ -92,9 +92,7 @@ class CellReader:
     def __init__(self, forward: Sequence[WalkthroughStep], shown: Shown, vocabulary: Vocabulary | None) -> None:
         self.forward = {step.name: step for step in forward}
         self.quantities = {quantity.name: quantity for step in forward for quantity in step.quantities}
-        self.users = users_of(forward)
-        self.shown = shown
-        self.vocabulary = vocabulary
+        self.users, self.shown, self.vocabulary = users_of(forward), shown, vocabulary
 
     def cells(self, step: WalkthroughStep, quantity: Quantity) -> list[dict[str, Any]] | None:
         """Return how each head of the quantity is computed, as JSON; None if its formula is not of this kind.
@@ -182,7 +180,7 @@ class CellReader:
     # ---------------------------------------------------------------------------------------------------------- cells
 
     def _sum(self, terms: Sequence[Term], result: Operand) -> list[dict[str, Any]] | None:
-        target, shown = result.matrix, self.shown(result.quantity)
+        target, (rows, columns) = result.matrix, self.shown(result.quantity)
         parts: list[list[dict[str, Any]]] = [[] for _ in target]
         whole, visible = torch.zeros_like(target), torch.zeros_like(target)
         complete = True
@@ -191,11 +189,10 @@ class CellReader:
             if pairs is None:
                 return None
             operands = [operand for operand in (term.left, term.right) if operand is not None]
+            matrices, seen = [each.matrix for each in operands], [each.visible(self.shown) for each in operands]
             for head, pair in pairs:
-                whole[head] += _product(term, pair, target[head], [operand.matrix for operand in operands])
-                visible[head] += _product(
-                    term, pair, target[head], [operand.visible(self.shown) for operand in operands]
-                )
+                whole[head] += _product(term, pair, target[head], matrices)
+                visible[head] += _product(term, pair, target[head], seen)
                 entry: dict[str, Any] = {"left": term.left.reference(pair.left)}
                 if term.right is not None:
                     entry["right"] = term.right.reference(pair.right)
@@ -205,7 +202,6 @@ class CellReader:
                     entry["factor"] = term.factor
                 parts[head].append(entry)
             complete &= not (term.right is not None and "word" in term.left.quantity.along)
-        rows, columns = shown
         rest = (target - visible)[:, :rows, :columns]
         if complete:
             if not _agree(whole, target):
@@ -310,11 +306,8 @@ def _plain(text: str) -> str:
 
 
 def _symbols(text: str) -> list[str]:
-    return [
-        s.rstrip("ᵀ").removeprefix("∂")
-        for s in re.split(r"[ +=()/]+", text)
-        if s not in ("", "√d_key", "·", "√d_model")
-    ]
+    words = re.split(r"[ +=()/]+", text)
+    return [s.rstrip("ᵀ").removeprefix("∂") for s in words if s not in ("", "√d_key", "·", "√d_model")]
 
 
 def _pairs(term: Term, target: Tensor) -> list[tuple[int, _Pair]] | None:

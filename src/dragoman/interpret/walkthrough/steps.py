@@ -329,10 +329,8 @@ def update_steps(q: Quantities, learning_rate: float, max_features: int) -> list
         names[name] = positions
         tokens.append(f"{name}: {' '.join(words) if len(words) <= 3 else f'{words[0]} … {words[-1]}'}")
     shares = {f"∂{name}/∂W": recorded.shares[positions] for name, positions in names.items()}
-    windows = {
-        symbol: _window(q, matrix, symbol, max_features)
-        for symbol, matrix in {**shares, "∂L/∂W": gradient, "W": old, "W new": recorded.updated}.items()
-    }
+    matrices = {**shares, "∂L/∂W": gradient, "W": old, "W new": recorded.updated}
+    windows = {symbol: _window(q, matrix, symbol, max_features) for symbol, matrix in matrices.items()}
     at_mark = {symbol: float(window.value[0][window.mark]) for symbol, window in windows.items()}
     slope, summands = at_mark["∂L/∂W"], " + ".join(_digits(at_mark[symbol], factor=True) for symbol in shares)
     part = _fused_part(q)

@@ -94,9 +94,8 @@ def matrices_toml(matrices: Mapping[str, Any] | None = None) -> str:
     """Return every parameter as TOML, one per line, with the given ones replaced; raises UsageError as `tiny_model`."""
     tiny_matrices(matrices)
     lines = [f"{json.dumps(name)} = {json.dumps(x)}" for name, x in {**TINY_MATRICES, **(matrices or {})}.items()]
-    return "\n".join(
-        ["# Matrices are (in, out), so that a row vector x gives x W; biases and norms are (out,).", *lines]
-    )
+    comment = "# Matrices are (in, out), so that a row vector x gives x W; biases and norms are (out,)."
+    return "\n".join([comment, *lines])
 
 
 def _views(model: Transformer) -> dict[str, Tensor]:
@@ -112,9 +111,8 @@ def _views(model: Transformer) -> dict[str, Tensor]:
         else:
             parts = {"qkv": "qkv", "kv": "kv", "out": "o"}.get(layer) or [layer]
             for part, rows in zip(parts, parameter.chunk(len(parts)), strict=True):
-                views[f"{module}.{part}" if kind == "weight" else f"{module}.{part}_bias"] = (
-                    rows.T if rows.dim() == 2 else rows
-                )
+                own = f"{module}.{part}" if kind == "weight" else f"{module}.{part}_bias"
+                views[own] = rows.T if rows.dim() == 2 else rows
     return views
 
 
@@ -139,9 +137,8 @@ def _checked(matrices: Mapping[str, Any], preset: Mapping[str, Tensor], heads: i
         if ".ffn." in name and name.endswith(_FFN):  # its width is that of its first given matrix
             first, *others = [path + part for part in _FFN if path + part in tensors]
             ours = preset[f"{path}.inner"].size(1)
-            width = (
-                tensors[first].shape[:1] if first.endswith(".outer") else tensors[first].shape[-1:]
-            ).numel() or ours
+            side = tensors[first].shape[:1] if first.endswith(".outer") else tensors[first].shape[-1:]
+            width = side.numel() or ours
             accepted = tuple(width if size == ours else size for size in accepted)
             if name != first:
                 why = f", because {first} has the width {width}"

@@ -69,9 +69,8 @@ class _TinyTask(Task):
 
     def __init__(self, config: Config, weights: Mapping[str, Tensor]) -> None:
         # sentencepiece's model of whole words numbers them by frequency; no configuration has this kind.
-        words = TokenizerConfig().model_copy(
-            update={"kind": "word", "vocab_size": len(TINY_WORDS), "byte_fallback": False}
-        )
+        settings = {"kind": "word", "vocab_size": len(TINY_WORDS), "byte_fallback": False}
+        words = TokenizerConfig().model_copy(update=settings)
         lines = [word for i, word in enumerate(reversed(TINY_WORDS[EOS + 1 :]), start=1) for _ in range(i)]
         digest = hashlib.blake2b(digest_size=8)
         for name, tensor in sorted(weights.items()):

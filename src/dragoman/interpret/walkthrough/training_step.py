@@ -70,10 +70,8 @@ class RecordedStep:
         with evaluating(network):
             with torch.enable_grad(), record(network, "*", gradients=True) as seen, ExitStack() as hooks:
                 for name in seen:
-                    hook = network.get_submodule(name).register_forward_hook(
-                        lambda *call, name=name: order.setdefault(name)
-                    )
-                    hooks.enter_context(hook)
+                    tap = network.get_submodule(name)
+                    hooks.enter_context(tap.register_forward_hook(lambda *call, name=name: order.setdefault(name)))
                 logits = network(pair.src, pair.src_mask, pair.tgt_in)[0]
                 losses = {
                     t: cross_entropy(logits[t : t + 1], pair.targets[0, t : t + 1], smoothing)[0]

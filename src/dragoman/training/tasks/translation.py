@@ -99,9 +99,8 @@ def translation_validation(
     shared = tokenizer, reporter, profile
     validation = TranslationValidation(config, corpus_spec(config, data.valid), *shared)
     for name, corpus in data.also_valid.items():
-        validation.also[name] = TranslationValidation(
-            config, corpus_spec(config, corpus), *shared, key=f"data.also_valid.{name}"
-        )
+        key = f"data.also_valid.{name}"
+        validation.also[name] = TranslationValidation(config, corpus_spec(config, corpus), *shared, key)
     return validation
 
 
@@ -254,9 +253,7 @@ class BracketValidation(TranslationValidation):
         gold = self.gold[: self.config.train.validate_sentences]
         parser = Parser(network, self.tokenizer, self.config.search, network.device)
         outputs = parser.predict_linearized([tree.words() for tree in gold], beam=1)
-        trees = [
-            delinearize(output, tree.words(), [tag for tag, _ in tree.leaves()])
-            for output, tree in zip(outputs, gold, strict=True)
-        ]
+        pairs = zip(outputs, gold, strict=True)
+        trees = [delinearize(output, tree.words(), [tag for tag, _ in tree.leaves()]) for output, tree in pairs]
         well_formed = 100 * sum(whole for _, whole in trees) / len(trees)
         return bracket_f1(gold, [tree for tree, _ in trees]) | {"well_formed": well_formed}

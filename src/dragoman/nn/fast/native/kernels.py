@@ -120,10 +120,9 @@ def smoothed_loss_(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[T
     low, high = (int(x) for x in targets.aminmax())
     if low < 0 or high >= vocab:
         raise IndexError(f"targets from {low} to {high}; accepted: 0 to {vocab - 1}")
-    sums = torch.zeros(2, dtype=torch.float64)
-    kernels().dragoman_smoothed_loss(
-        torch.get_num_threads(), rows, vocab, logits.data_ptr(), targets.data_ptr(), smoothing, sums.data_ptr()
-    )
+    sums, threads = torch.zeros(2, dtype=torch.float64), torch.get_num_threads()
+    pointers = logits.data_ptr(), targets.data_ptr()
+    kernels().dragoman_smoothed_loss(threads, rows, vocab, *pointers, smoothing, sums.data_ptr())
     return sums[0].float(), sums[1].float()
 
 

@@ -197,7 +197,7 @@ def test_the_formula_of_embeddings_has_their_scale(kind: str, formula: str) -> N
 def test_entries_are_complete_and_name_classes_that_exist() -> None:
     classes = {type(module).__name__ for kind in KINDS for module in network_of(kind)[0].modules()}
     conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "unscaled", "smoothed"}
-    conditions |= {"learned", "every step", "masked", "pre", "post"}
+    conditions |= {"learned", "every step", "masked", "pre", "post", "sandwich"}
     for name, entry in ENTRIES.items():
         assert {tap.partition(".")[0] for tap in entry.taps} <= classes, name
         assert set(entry.when) <= conditions, name

@@ -284,8 +284,10 @@ def _decoder_layer(config: sections.TransformerConfig) -> layers.DecoderLayer | 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
     if isinstance(config.attention, sections.LinearAttention):
-        sizes = config.d_key, config.d_value
-        return LinearSelfAttention(config.d_model, config.n_heads, config.attention.feature_map, config.bias, *sizes)
+        feature_map = config.attention.feature_map
+        return LinearSelfAttention(
+            config.d_model, config.n_heads, feature_map, config.bias, config.d_key, config.d_value
+        )
     if isinstance(config.attention, sections.QKNormAttention):
         normed = _softmax_attention(QKNormSelfAttention, config)
         normed.eps = config.attention.eps
@@ -297,8 +299,15 @@ def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
 
 
 def _softmax_attention(kind: type[Attention], config: BlockConfig) -> Attention:
-    sizes = config.n_kv_heads, config.d_key, config.d_value
-    return kind(config.d_model, config.n_heads, config.attention_dropout, config.bias, *sizes)
+    return kind(
+        config.d_model,
+        config.n_heads,
+        dropout=config.attention_dropout,
+        bias=config.bias,
+        n_kv_heads=config.n_kv_heads,
+        d_key=config.d_key,
+        d_value=config.d_value,
+    )
 
 
 def _feed_forward(config: BlockConfig) -> layers.FeedForward:

@@ -51,7 +51,7 @@ DIGESTS = {
     "t5": "9eaded1e2e5d244c", "alibi": "93dc12b6ac87763f", "ssru": "d0dc7a0c16c1face",
     "ssru pre-norm": "1230c532e508742c", "decoder only": "e65a1c3f4d809a7b", "wide": "4a88477823274bcc",
     "wide rotary": "ef822b7777786503", "wide t5": "4ead13f4b3b8d4d8", "six heads": "cd53a44470bc8d43",
-    "unscaled": "581135cdb05b5bc5", "output bias": "f64d5371e98f0901",
+    "unscaled": "581135cdb05b5bc5", "output bias": "f64d5371e98f0901", "gemma 3": "f9c9c97e59831e22",
 }  # fmt: skip
 """Of the three precisions with up to 1,024 positions."""
 

@@ -76,7 +76,7 @@ def document(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("section", POSITION_SECTIONS)
 def test_acts_on_names_what_the_module_changes(section: Any) -> None:
     model: Any = build_model(TransformerConfig.model_validate(document(section().kind)), V, V)
-    scheme = type(model.encoder.positions)
+    scheme = type(model.encoder.positions.of_layer(0))
     methods = {"embeddings": ("embed",), "queries": ("rotate",), "scores": ("static_bias", "query_bias")}
     own = {name for base in scheme.__mro__ if base not in Positions.__mro__ for name in vars(base)}
     changed = [what for what, names in methods.items() if own.intersection(names)]

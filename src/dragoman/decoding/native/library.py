@@ -15,7 +15,7 @@ from typing import Literal
 
 Precision = Literal["float32", "int8", "bfloat16"]
 """Data type of packed weights."""
-VERSION = 4
+VERSION = 3
 """Version of the packed file format, as in csrc/model.h."""
 INTERFACE = 2
 """Version of the functions and structures, as in csrc/api.cpp: to be raised with every change of either."""

@@ -299,11 +299,11 @@ class _Packer:
         ]  # fmt: skip
         scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         attention = config.attention if isinstance(config.attention, QKNormAttention) else None
-        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale, attention.eps if attention else 0.0]
+        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale]
         return b"DRAGOMAN" + struct.pack(
-            f"<{len(integers)}i4f5i",
+            f"<{len(integers)}i3f5if",
             *map(int, integers), *floats, self.has_ssru, config.normalize_embeddings, self.tied_output,
-            self.d_key if attention else 0, getattr(config.position, "period", 0),
+            self.d_key if attention else 0, getattr(config.position, "period", 0), attention.eps if attention else 0.0,
         )  # fmt: skip
 
     def _write_positions(self, stack: str) -> None:

@@ -16,7 +16,7 @@
 
 namespace dragoman {
 
-constexpr int32_t VERSION = 4;  // of the file format
+constexpr int32_t VERSION = 3;  // of the file format
 
 // The first bytes of the file.  dragoman/decoding/native/pack.py writes the same fields in the same order.
 struct Header {
@@ -36,12 +36,13 @@ struct Header {
   int32_t rotary_dim;            // rotary: features of a head that are rotated, in pairs (i, i + rotary_dim / 2)
   int32_t max_positions;
   float eps, attention_scale, embedding_scale;  // attention_scale: 1 / sqrt(features of a key)
-  float qk_eps;            // of the norms of queries and keys
   int32_t ssru;            // 1: the decoder uses an SSRU instead of self-attention
   int32_t embedding_norm;  // 1: the sum of embedding and position is normalized
   int32_t tied_output;     // 1: the embeddings of the decoder are the rows of the output matrix; it has no table
-  int32_t qk_norm;         // features of a query that are normalized with its key; 0: none
+  // The following are 0 in older files, whose header is padded.
+  int32_t qk_norm;         // features of a query that are normalized, as those of a key; 0: none
   int32_t rotary_period;   // rotary: every such layer uses the first table, the others the second; 0: one table
+  float qk_eps;            // of the norms of queries and keys
 };
 
 enum NormOrder : int32_t { post = 0, pre = 1, sandwich = 2 };  // after, before, or before and after a sublayer

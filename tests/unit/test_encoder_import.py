@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DataError, UsageError
+from dragoman.formats.importing import gemma3
+from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from dragoman.tokenizers import BOS, EOS, PAD
@@ -197,6 +199,13 @@ def test_an_empty_tokenizer_of_a_language_model(llama: Path) -> None:
 def test_several_ends_of_generation_are_refused(llama: Path) -> None:
     set_values(llama, "generation_config.json", eos_token_id=[2, 5])
     assert "eos_token_id = [2, 5]; a text has one end here" in refusal(llama)
+
+
+def test_settings_that_published_files_of_gemma_omit(llama: Path) -> None:
+    text = {"hidden_size": 2560, "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    (llama / "config.json").write_text(json.dumps({"model_type": "gemma3", "eos_token_id": 1, "text_config": text}))
+    settings = Checkpoint(llama).settings
+    assert gemma3.unsupported(settings) == [] and settings["head_dim"] == 256 and settings["num_hidden_layers"] == 34
 
 
 def test_one_of_several_ends_is_named(cli: Cli, llama: Path, tmp_path: Path) -> None:

@@ -69,8 +69,10 @@ class WeightReader {
 
   Norm outer_norm() { return model_.header().norm_order == sandwich ? norm() : Norm(); }
 
+  // An RMSNorm, or none if the size is 0.
   Norm gain(int size, int width, float eps) {
     Norm n;
+    if (size == 0) return n;
     n.size = size;
     n.eps = eps;
     n.subtract_mean = false;
@@ -89,7 +91,8 @@ class WeightReader {
       l.ssru = matrix(2 * h.d_model, h.d_model);
     } else {
       l.qkv = matrix(model_.qkv_width(), h.d_model);
-      if (h.qk_norm > 0) l.q_norm = gain(h.qk_norm, h.d_head, h.qk_eps), l.k_norm = gain(h.qk_norm, h.d_head, h.qk_eps);
+      l.q_norm = gain(h.qk_norm, h.d_head, h.qk_eps);
+      l.k_norm = gain(h.qk_norm, h.d_head, h.qk_eps);
       l.self_out = matrix(h.d_model, q_width);
     }
     if (cross_attention) {

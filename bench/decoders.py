@@ -99,14 +99,14 @@ def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
     text = sentencepiece.SentencePieceProcessor(f"{job['trained']}/tokenizer.model") if job["lines"] else None
 
     def translate(sources: Any, beam: int, batch: Any, lengths: list[int]) -> Any:
-        size, kind = batch
+        pieces = text.encode(sources, out_type=str) if text else [[names[i] for i in source[:-1]] for source in sources]
         results = translator.translate_batch(
-            text.encode(sources, out_type=str) if text else [[names[i] for i in source[:-1]] for source in sources],
+            pieces,
             beam_size=beam,
             length_penalty=0.6,
-            max_batch_size=size,
-            batch_type=kind,
-            max_decoding_length=job["length"] or 256,
+            max_batch_size=batch[0],
+            batch_type=batch[1],
+            max_decoding_length=job["length"] or max(map(len, pieces)) + 51,  # as ours for the longest source
             min_decoding_length=job["length"] or 1,
         )
         targets = [each.hypotheses[0] for each in results]

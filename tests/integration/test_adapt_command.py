@@ -24,7 +24,7 @@ SIDES = {
     "en": "a dog runs across the field two people sit on bench",
     "de": "ein hund über feld zwei leute bank und auf",
 }
-LESS = ("--budget", "5 min", "--encoder-layers", "1")
+LESS = ("--budget", "5 min", "--encoder-layers", "1", "--d-ff", "9")
 ADAPT = ("adapt", "model", "n.en", "n.xx", "--languages", "en", "xx", "--budget", "5 min")
 
 
@@ -52,7 +52,13 @@ def test_general_text_is_translated_by_the_original_and_its_pieces_are_kept(
     write_lines(Path("more"), ["", *general, general[0]])
     code, out, err = cli("adapt", "model", "n.tsv", "--languages", "en", "xx", "--general", "more", *LESS)
     assert (code, out) == (0, b"dragoman train en-xx.toml\n"), err
-    for said in ("general: read 92 = kept", "duplicate 1", "-> at least ", "1 of 2 encoder layers", "all weights, "):
+    for said in (
+        "general: read 92 = kept",
+        "duplicate 1",
+        "-> at least ",
+        "encoder_layers 2 -> 1, d_ff 24 -> 9",
+        "all weights, ",
+    ):
         assert said in err, err
     (row,) = [line for line in err.splitlines() if line.startswith("general  ")]
     data = {name: Path("en-xx-data", name).read_text("utf-8").splitlines() for name in ("general.en", "original.en")}
@@ -67,10 +73,14 @@ def test_general_text_is_translated_by_the_original_and_its_pieces_are_kept(
     assert final["data"]["train"][1]["path"] == "stage:general" and final["data"]["train"][1]["weight"] == 1.0
     assert final["data"]["also_valid"]["original"] == {"source": "original.en", "target": "original.xx"}
     assert document["train"]["budget"] == "4 min", "the translation takes a minute"
-    assert small["prune"]["encoder_layers"] == 1 and final["train"]["init_from"] == "stage:small"
+    assert (
+        small["prune"]["encoder_layers"] == 1
+        and small["prune"]["d_ff"] == 9
+        and final["train"]["init_from"] == "stage:small"
+    )
     stages = load_stages("en-xx.toml", run="run")
     assert (done := cli("doctor", "en-xx.toml"))[0] == 0, done
-    assert stages[2].config.model.encoder_layers == 1  # type: ignore[union-attr]
+    assert (stages[2].config.model.encoder_layers, stages[2].config.model.d_ff) == (1, 9)  # type: ignore[union-attr]
 
 
 def test_an_imported_model_without_dropout_is_trained_without_smoothing() -> None:

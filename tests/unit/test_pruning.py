@@ -30,7 +30,7 @@ from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.templates import Templates
 from imported_checks import loaded, logits, set_values
 from random_models import random_model
-from small_run import Cli, small_document, write_lines
+from small_run import Cli, digit_pairs, small_document, write_lines
 from transformers_checkpoints import bart_checkpoint, marian_checkpoint, t5_checkpoint
 
 DRAW = random.Random(7)
@@ -206,6 +206,39 @@ def test_layers_that_do_nothing_are_dropped_first(tmp_path: Path, monkeypatch: p
     assert any("without layer 1 of the encoder" in line for line in done.lines())
     old, new = (logits(folder, torch.float64, [5, 3], [6]) for folder in (before, done.folder))
     assert abs(old - new).max() < 1e-10
+
+
+@pytest.mark.parametrize("model", [{}, {"gated": True, "bias": False, "activation": "silu", "order": "pre"}])
+def test_dropped_neurons_are_predicted_from_the_others(model: dict[str, Any], tmp_path: Path, cli: Cli) -> None:
+    """A third of 24 neurons equal others, up to a factor, and a third is constant or, without a bias, silent."""
+
+    def repeat(network: Any) -> None:
+        for layer in (*network.encoder.layers, *network.decoder.layers):
+            inner, outer = layer.ffn.inner, layer.ffn.outer
+            for first in range(0, len(inner.weight), 24):  # gated: two halves
+                inner.weight[first + 8 : first + 16] = inner.weight[first : first + 8]
+                inner.weight[first + 16 : first + 24] = 0
+                if inner.bias is not None:
+                    inner.bias[first + 8 : first + 16] = inner.bias[first : first + 8]
+            outer.weight[:, :4] *= 9
+            outer.weight[:, 12:16] *= 9
+
+    before = random_model(tmp_path, {"encoder_layers": 2, **model}, change=repeat)
+    sides = [write_lines(tmp_path / f"v{i}", lines) for i, lines in enumerate(zip(*digit_pairs(40), strict=True))]
+    code, out, err = cli("prune", before, tmp_path / "after", "--valid", *sides, "--d-ff", 8, "--decoder-layers", 1)
+    first, last = map(float, re.findall(r"loss ([\d.]+) per token", out.decode()))
+    assert code == 0 and b"d_ff 24 -> 8: loss" in out and abs(first - last) < 0.01, (out, err)
+    old, new = (logits(folder, torch.float64, [5, 3], [6, 7]) for folder in (before, tmp_path / "after"))
+    assert abs(old - new).max() < 0.02 * abs(old).max(), "up to the ridge"
+    kept = {name: tensor.shape for name, tensor in unique_tensors(loaded(tmp_path / "after")[0]).items()}
+    assert kept["encoder.layers.1.ffn.outer.weight"] == (16, 8) and read_meta(tmp_path / "after")["pruned"]["d_ff"] == [
+        24,
+        8,
+    ]
+    probed = prune_model(Pruning(before, valid=(sides[0], sides[1]), d_ff=8), tmp_path / "probe", compare=False)
+    assert {name: tensor.shape for name, tensor in unique_tensors(loaded(probed.folder)[0]).items()} == kept
+    code, _, err = cli("prune", before, tmp_path / "out", "--d-ff", 25)
+    assert code == 2 and "--d-ff 25; accepted: 1 to 24" in err and "give two files with valid" in err
 
 
 def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> None:

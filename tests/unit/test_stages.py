@@ -23,6 +23,7 @@ from dragoman.io import writing
 from dragoman.io.model_files import find_model
 from dragoman.io.reading import hash_file
 from dragoman.io.run_log import Reporter
+from dragoman.models.model_folder import read_config
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer, load_vocabulary
 from dragoman.training.run import open_run
@@ -362,11 +363,15 @@ def pruned(model: Path, **changes: Any) -> list[Stage]:
 
 def test_a_pruned_model_is_trained_and_its_settings_may_not_change(folder: Path, model: Path) -> None:
     said = Listener()
-    stages = pruned(model, encoder_layers=1)
+    stages = pruned(model, encoder_layers=1, d_ff=9)
     train_stages(stages, reporter=said)
     assert "  1. small: model en to xx, " + f"{model} pruned" in said.text
     sizes = [load_vocabulary(find_model(path)).source_size for path in (model, stages[0].folder, "run")]
-    assert sizes[0] > sizes[1] == sizes[2] and f"small: {sizes[0]} -> {sizes[1]} pieces, 0 layers" in said.text
+    assert (
+        sizes[0] > sizes[1] == sizes[2]
+        and f"small: {sizes[0]} -> {sizes[1]} pieces, 0 layers dropped, d_ff 9" in said.text
+    )
+    assert read_config(find_model("run")).model.d_ff == 9  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="min_count: the stage has 1, the document 2"):
         train_stages(pruned(model, min_count=2))
 

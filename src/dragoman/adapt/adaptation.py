@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman.adapt.pruning import PAIRS, Pruned, Pruning, prune_model
+from dragoman.adapt.pruning import FITTED, PAIRS, Pruned, Pruning, prune_model
 from dragoman.adapt.stage import direction
 from dragoman.adapt.vocabulary import Kept
 from dragoman.advice.choice import Setting, duration
@@ -89,7 +89,7 @@ class Adapted(Initial):
         pruned = prune_model(rules, on.scratch / "small", on.log, compare=False)
         for line in pruned.lines()[:-1]:
             on.log(line)
-        own: dict[str, Any] = {f"{stack}_layers": count for stack, count in rules.layers.items()}
+        own: dict[str, Any] = {**rules.sizes}
         own |= {"min_count": rules.min_count, "scripts": list(rules.scripts)}
         own |= {"add_language": rules.add_language, "like": rules.like} if rules.add_language else {}
         small = [Setting("name", "small", "The pruned model."), Setting("prune.model", str(model.resolve()), "")]
@@ -124,13 +124,15 @@ class Adapted(Initial):
         before, after = self.pruned.size
         if self.lines:
             yield _TEXT, f"translating {self.lines:,} lines", "", "", f"{self.spent / 60:.1f}", ""
-        have = {stack: getattr(self.config.model, f"{stack}_layers") for stack in self.pruning.layers}
-        removed = sum(have.values()) - sum(self.pruning.layers.values())  # each with the loss of every layer
-        tokens = PAIRS * plan.forecast.tokens / plan.forecast.epochs / plan.facts.pairs * removed * sum(have.values())
+        have, left = {key: getattr(self.config.model, key) for key in self.pruning.sizes}, self.pruning.sizes
+        stacks = [have[f"{stack}_layers"] for stack in self.pruning.layers]
+        losses = (sum(stacks) - sum(self.pruning.layers.values())) * sum(stacks)  # each with the loss of every layer
+        losses += FITTED // PAIRS * ("d_ff" in left)
+        tokens = PAIRS * plan.forecast.tokens / plan.forecast.epochs / plan.facts.pairs * losses
         compared = tokens / plan.speeds[0].tokens_per_second / 3 * before / after  # a third: the forward passes
-        layers = [f"{count} of {have[stack]} {stack} layers" for stack, count in self.pruning.layers.items()]
+        smaller = [f"{key} {have[key]:,} -> {size:,}" for key, size in left.items()]
         least = "at least " * bool(self.lines)  # most translations of the general text are not known yet
-        what = ", ".join([f"{self.pruned.pieces[0]:,} -> {least}{self.pruned.pieces[1]:,} pieces", *layers])
+        what = ", ".join([f"{self.pruned.pieces[0]:,} -> {least}{self.pruned.pieces[1]:,} pieces", *smaller])
         sizes = [f"{before / unit:,.1f} -> {after / unit:,.1f}" for unit in (4e6, 1e6)]
         yield "small", what, *sizes, f"{(self.seconds + compared) / 60:.1f}", ""
         how = "all weights" if plan.config.train.lora is None else "LoRA"

@@ -13,6 +13,7 @@ from dragoman.cli.options import Model, SourceLanguage, TargetLanguage
 from dragoman.cli.streams import log
 
 Layers = Annotated[int | None, typer.Option(help="Number of layers that are kept; default: all.")]
+FeedForward = Annotated[int | None, typer.Option(help="Number of neurons kept in feed-forward networks; default: all.")]
 MinCount = Annotated[int, typer.Option(help="Keep the pieces that occur at least this many times.")]
 Script = Annotated[list[str] | None, typer.Option(help="Also keep all pieces of a script: Latin, Han, ...")]
 AddLanguage = Annotated[str | None, typer.Option(help="A code for a language that the model does not know.")]
@@ -36,6 +37,7 @@ def adapt(
     script: Script = None,
     encoder_layers: Layers = None,
     decoder_layers: Layers = None,
+    d_ff: FeedForward = None,
     add_language: AddLanguage = None,
     like: Like = None,
 ) -> None:
@@ -48,7 +50,7 @@ def adapt(
     from dragoman.advice.new import plan_training
     from dragoman.cli.console import console, plain_table, print_table
 
-    how = min_count, script or (), encoder_layers, decoder_layers, languages or (None, None), add_language, like
+    how = min_count, script or (), encoder_layers, decoder_layers, d_ff, languages or (None, None), add_language, like
     initial = checked(Pruning(model, [source], [target] if target else [], valid, *how), general)
     plan = plan_training(
         source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean,
@@ -72,18 +74,19 @@ def prune(
     script: Script = None,
     encoder_layers: Layers = None,
     decoder_layers: Layers = None,
+    d_ff: FeedForward = None,
     source_language: SourceLanguage = None,
     target_language: TargetLanguage = None,
     add_language: AddLanguage = None,
     like: Like = None,
 ) -> None:
-    """Make a model smaller: keep the pieces that a corpus needs, drop the layers that matter least; add a language.
+    """Make a model smaller: keep the pieces that a corpus needs, the layers and neurons that matter; add a language.
 
-    Texts whose pieces are all kept are translated as before. Layers are compared by the loss of the validation text.
+    Texts whose pieces are all kept are translated as before. Layers and neurons are compared on the validation text.
     """
     from dragoman.adapt.pruning import Pruning, prune_model
 
-    layers, languages = (encoder_layers, decoder_layers), (source_language, target_language)
+    sizes, languages = (encoder_layers, decoder_layers, d_ff), (source_language, target_language)
     kept = source or (), target or (), valid, min_count, script or ()
-    pruning = Pruning(model, *kept, *layers, languages, add_language, like)
+    pruning = Pruning(model, *kept, *sizes, languages, add_language, like)
     typer.echo("\n".join(prune_model(pruning, out, log).lines()))

@@ -1,4 +1,4 @@
-"""`dragoman prune`: a model with the pieces that a corpus needs, and without the layers that matter least."""
+"""`dragoman prune`: a model with the pieces that a corpus needs, without the layers and neurons that matter least."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dragoman.adapt.vocabulary import Coverage, Kept, json_problems, keep_pieces, with_language
 from dragoman.config import Config, ParallelData, TransformerConfig
-from dragoman.data.batching import collate
+from dragoman.data.batching import Batch, collate
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.data.precheck import likely_language
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -31,12 +32,16 @@ from dragoman.models import model_folder
 from dragoman.models.build import assemble
 from dragoman.models.seq2seq import Model
 from dragoman.models.size import check_memory
-from dragoman.tokenizers import Tokenizer, load_vocabulary
+from dragoman.nn.layers import FeedForward
+from dragoman.nn.record import record
+from dragoman.tokenizers import PAD, Tokenizer, load_vocabulary
 from dragoman.training.loss import mean_loss
 
 STACKS = ("encoder", "decoder")
 _BLOCK = 8192  # rows of a matrix that are read at a time
 PAIRS = 200  # validation pairs on which layers are compared
+FITTED = 2000  # validation pairs on which neurons are
+_RIDGE = 1e-3  # of the least squares, as a share of the mean square of a neuron
 _LOGITS = 1 << 25  # of a batch at most, if its sentences have 64 tokens
 _SAMPLE = 1000
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
@@ -49,8 +54,8 @@ class Pruned:
 
     pieces (of both sides together, if they have two vocabularies), size (bytes of weights): before and after.
     coverage: of each text.  layers: of the original, those dropped as stack, number from 0, and loss per token without
-    it and those before it; the first entry, with the stack "", has the loss with all layers.  language: that was added,
-    as `like`.
+    it and those before it; the first entry, with the stack "", has the loss with all layers.  d_ff: before and after,
+    with the loss then, if neurons were dropped.  language: that was added, as `like`.
     """
 
     folder: Path
@@ -58,6 +63,7 @@ class Pruned:
     size: tuple[int, int]
     coverage: Mapping[str, Coverage]
     layers: Sequence[tuple[str, int, float]]
+    d_ff: tuple[int, int, float] | None = None
     language: str | None = None
     like: str | None = None
 
@@ -70,15 +76,18 @@ class Pruned:
         size = f"{self.size[0] / 1e6:,.1f} -> {self.size[1] / 1e6:,.1f} MB of weights"
         coverage = [f"{name}: {text}" for name, text in self.coverage.items()]
         added = [f"language: {self.language}, as {self.like}"] if self.language else []
-        return [pieces, *coverage, *added, *layers, f"written: {self.folder} ({size})"]
+        before, after, loss = self.d_ff or (0, 0, 0.0)
+        neurons = [f"d_ff {before:,} -> {after:,}: loss {loss:.3f} per token"] if self.d_ff else []
+        return [pieces, *coverage, *added, *layers, *neurons, f"written: {self.folder} ({size})"]
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """What is kept of a model: its pieces in files of source and target, if given; numbers of layers.
+    """What is kept of a model: its pieces in files of source and target, if given; numbers of layers and neurons.
 
-    min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers are compared.  languages: of
-    source and target, for a model of several languages.  add_language, like: see `with_language`.
+    min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers and neurons are compared.  d_ff:
+    see `narrow`.  languages: of source and target, for a model of several languages.  add_language, like: see
+    `with_language`.
     """
 
     model: Path
@@ -89,6 +98,7 @@ class Pruning:
     scripts: Sequence[str] = ()
     encoder_layers: int | None = None
     decoder_layers: int | None = None
+    d_ff: int | None = None
     languages: tuple[str | None, str | None] = (None, None)
     add_language: str | None = None
     like: str | None = None
@@ -112,9 +122,9 @@ class Pruning:
         if config is None:
             return problems
         with collecting(problems):
-            if tokenizer is not None and (self.layers or any(self.languages) or self.add_language):
+            if tokenizer is not None and (self.sizes or any(self.languages) or self.add_language):
                 whole = self.extended(Kept.whole(tokenizer)).tokenizer
-                if self.layers or any(self.languages):
+                if self.sizes or any(self.languages):
                     whole.between(*self.languages)
         own_files = tokenizer.files() if tokenizer and self.source else {}
         if "bytes.json" in own_files:
@@ -138,24 +148,30 @@ class Pruning:
     @property
     def layers(self) -> dict[str, int]:
         """Stack -> number of layers that are kept."""
-        counts = zip(STACKS, (self.encoder_layers, self.decoder_layers), strict=True)
-        return {stack: count for stack, count in counts if count is not None}
+        return {stack: self.sizes[key] for stack in STACKS if (key := f"{stack}_layers") in self.sizes}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Setting of the model -> its smaller value."""
+        given = {"encoder_layers": self.encoder_layers, "decoder_layers": self.decoder_layers, "d_ff": self.d_ff}
+        return {key: size for key, size in given.items() if size is not None}
 
     def _problems(self, config: Config | None, later: Sequence[Path]) -> Iterator[str]:
-        if bool(self.source) != bool(self.target) or not (self.source or self.layers or self.add_language):
-            yield "accepted: source and target with the text of both sides, a number of layers, a language, or all"
+        if bool(self.source) != bool(self.target) or not (self.source or self.sizes or self.add_language):
+            yield "accepted: source and target with the text of both sides, numbers of layers, d_ff, a language, or all"
         if bool(self.add_language) != bool(self.like):
             yield f"add_language = {self.add_language!r}, like = {self.like!r}; accepted: both, or neither"
         if self.min_count < 1:
             yield f"min_count = {self.min_count}; accepted: at least 1"
         model = config and config.model
-        for stack, count in self.layers.items():
-            have = getattr(model, f"{stack}_layers", 0) if isinstance(model, TransformerConfig) else 0
-            if model and not 1 <= count <= have:
+        for key, size in self.sizes.items():
+            have = getattr(model, key, 0) if isinstance(model, TransformerConfig) else 0
+            if model and not 1 <= size <= have:
                 what = f"1 to {have}" if have else f"a Transformer; this is {model.architecture}"
-                yield f"{stack}_layers = {count}; accepted: {what}"
-        if self.layers and self.valid is None:
-            yield "layers are compared on validation pairs: give two files with valid (of a stage: data.valid)"
+                yield f"{key} = {size}; accepted: {what}"
+        if self.sizes and self.valid is None:
+            compared = "layers and neurons are compared on validation pairs"
+            yield f"{compared}: give two files with valid (of a stage: data.valid)"
         files = dict.fromkeys((*self.source, *self.target, *(self.valid or ())))
         if missing := [str(file) for file in files if not file.is_file() and file not in later]:
             yield f"no such file: {', '.join(missing)}"
@@ -168,12 +184,12 @@ def prune_model(
     replace: bool = False,
     compare: bool = True,
 ) -> Pruned:
-    """Write a model with a part of the pieces and of the layers of another one.
+    """Write a model with a part of the pieces, layers and neurons of another one.
 
-    Texts whose pieces are all kept have the same tokens, and these have the same logits.  Matrices of the vocabulary
-    are copied in blocks; if layers are dropped, the new model is in memory.  replace: whether the folder may exist.
-    compare: False keeps the first layers, for a model of the same size at once.  Raises UsageError with all problems
-    before any work.
+    Texts whose pieces are all kept have the same tokens, and these have the same logits, if nothing else is dropped.
+    Matrices of the vocabulary are copied in blocks; if layers or neurons are dropped, the new model is in memory.
+    replace: whether the folder may exist.  compare: False keeps the first layers and neurons, for a model of the same
+    size at once.  Raises UsageError with all problems before any work.
     """
     folder = Path(folder)
     origin, config, old = pruning.checked([] if replace else new_folder_problems(folder))
@@ -189,18 +205,24 @@ def prune_model(
         texts |= zip(names, ((file,) for file in pruning.valid or ()), strict=False)
         coverage = {name: kept.coverage(old, i % 2, _lines(files)) for i, (name, files) in enumerate(texts.items())}
     weights, layers = _Weights(origin, config, kept), list[tuple[str, int, float]]()
-    if pruning.layers and pruning.valid:
+    made, d_ff = dict[str, Tensor](), None
+    if pruning.sizes and pruning.valid:
         numbers = {stack: list(range(count)) for stack, count in pruning.layers.items()}
         if compare:
             tokenizer, longest = kept.tokenizer.between(*pruning.languages), config.parallel.filter.max_tokens
             pairs = validation_ids(tokenizer, pruning.valid, longest)
-            layers, numbers = drop_layers(weights.network(), pairs, pruning.layers, log)
-        section = config.model.model_copy(update={f"{stack}_layers": len(left) for stack, left in numbers.items()})
-        weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers)
+            layers, numbers = drop_layers(network := weights.network(), pairs, pruning.layers, log)
+            if pruning.d_ff and isinstance(config.model, TransformerConfig):
+                log("fitting the feed-forward networks")
+                made = narrow(network, validation_ids(tokenizer, pruning.valid, longest, FITTED), pruning.d_ff)
+                d_ff = config.model.d_ff, pruning.d_ff, loss_of(network, pairs)
+        section = config.model.model_copy(update=pruning.sizes)
+        weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers, made)
     size = sum(t.nbytes for t in weights.old.values()), sum(t.nbytes for t in weights.shapes.values())
     before, after = (each.source_size + each.target_size * (not each.shared) for each in (old, kept.tokenizer))
     dropped = [f"{stack}.layers.{number}" for stack, number, _ in layers[1:]]
     about = {"weights": meta["sha256"]["model.safetensors"], "pieces": [before, after], "layers": dropped}
+    about |= {"d_ff": d_ff[:2]} if d_ff else {}
     about |= {"language": [pruning.add_language, pruning.like]} if pruning.add_language else {}
     files = model_folder.described_files(weights.config, kept.tokenizer, model_folder.read_profile(origin))
     files["prune.json"] = json.dumps({"source": kept.source, "target": kept.target}).encode()
@@ -213,7 +235,7 @@ def prune_model(
         if (origin / SHORTLIST).is_file():
             shortlist = Shortlist.read(origin / SHORTLIST, str(about["weights"]))
             (unfinished / SHORTLIST).write_bytes(_of_kept(shortlist, kept, digest).to_bytes())
-    return Pruned(folder, (before, after), size, coverage, layers, pruning.add_language, pruning.like)
+    return Pruned(folder, (before, after), size, coverage, layers, d_ff, pruning.add_language, pruning.like)
 
 
 def _lines(files: Sequence[Path]) -> Iterator[str]:
@@ -241,14 +263,15 @@ def _of_kept(old: Shortlist, kept: Kept, weights: str) -> Shortlist:
 class _Weights:
     """The tensors of a pruned model, which are read from the file of the original, in blocks of rows.
 
-    layers: stack -> numbers of the layers of the original; default: all.  old, shapes: tensors before and after, on the
-    device "meta".
+    layers: stack -> numbers of the layers of the original; default: all.  made: tensors that are not those of the
+    original.  old, shapes: tensors before and after, on the device "meta".
     """
 
     def __init__(
-        self, origin: Path, config: Config, kept: Kept, layers: Mapping[str, Sequence[int]] | None = None
-    ) -> None:
-        self.config, self._kept, self._layers = config, kept, layers or {}
+        self, origin: Path, config: Config, kept: Kept, layers: Mapping[str, Sequence[int]] | None = None,
+        made: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self.config, self._kept, self._layers, self._made = config, kept, layers or {}, made or {}
         file = self._file = TensorFile(origin / "model.safetensors")
         self.old = {name: file.rows(name, 0, 0).to("meta").new_empty(shape) for name, shape in file.shapes.items()}
         with torch.device("meta"):
@@ -272,7 +295,8 @@ class _Weights:
         """Yield the rows of a tensor of the pruned model."""
         old = self._name(name)
         if name not in self._of_pieces:
-            yield self._file.rows(old)
+            first = tuple(map(slice, self.shapes[name].shape))  # all, unless neurons are dropped without a comparison
+            yield self._made[name].to(self.old[old].dtype) if name in self._made else self._file.rows(old)[first]
             return
         ids = torch.tensor(self._kept.source if name.startswith("encoder.") else self._kept.target)
         for run in ids.tensor_split(1 + (ids.diff() < 0).nonzero().flatten()):  # an added language begins another one
@@ -317,13 +341,53 @@ def drop_layers(
     return dropped, numbers
 
 
-def validation_ids(tokenizer: Tokenizer, valid: tuple[Path, Path], longest: int) -> Pairs:
+def narrow(model: Model, pairs: Pairs, d_ff: int) -> dict[str, Tensor]:
+    """Keep `d_ff` neurons of each feed-forward network, and return its new tensors by name.
+
+    Those are kept whose contributions to the output of the network vary most.  Their outer weights then also stand for
+    the others, which are predicted from them by least squares over the positions of `pairs` (with feature maps: He et
+    al. 2017, "Channel pruning for accelerating very deep neural networks").  A constant part moves to the bias.
+    """
+    networks = {name: module for name, module in model.named_modules() if isinstance(module, FeedForward)}
+    products = dict.fromkeys(networks, torch.zeros(()))  # (F + 1, F + 1), of neurons and the constant 1
+    for batch in _batches(model, pairs):
+        with record(model, *(f"{name}.hidden" for name in networks)) as recorded:
+            mean_loss(model, [batch])
+        for name in networks:
+            (hidden,) = recorded[f"{name}.hidden"]  # (B, T, F)
+            real = batch.src_mask if name.startswith("encoder.") else batch.tgt_out != PAD
+            rows = F.pad(hidden[real] if real is not None else hidden.flatten(0, 1), (0, 1), value=1.0)
+            products[name] = products[name] + rows.T @ rows
+    made = dict[str, Tensor]()
+    for name, network in networks.items():
+        inner, outer, sums = network.inner, network.outer, products.pop(name).double()
+        matrix = outer.weight.detach().double().T  # (F, D)
+        means, squares = sums[:-1, -1] / sums[-1, -1], sums.diagonal()[:-1] / sums[-1, -1]
+        if outer.bias is None:
+            sums, means = sums[:-1, :-1], torch.zeros_like(means)
+        else:
+            matrix = torch.cat([matrix, outer.bias.detach().double()[None]])
+        rank = ((squares - means**2) * matrix[: len(means)].square().sum(1)).argsort(descending=True)
+        kept, dropped = rank[:d_ff].sort().values, rank[d_ff:]
+        basis = torch.cat([kept, torch.arange(len(means), len(sums))])  # with the constant, if there is a bias
+        gram = sums[basis][:, basis]
+        gram.diagonal()[:d_ff] += _RIDGE * sums.diagonal()[kept].mean()
+        fitted = matrix[basis] + torch.linalg.solve(gram, sums[basis][:, dropped] @ matrix[dropped])
+        rows = torch.cat([kept, kept + len(means)]) if network.gated else kept
+        inner.weight, outer.weight = nn.Parameter(inner.weight[rows]), nn.Parameter(fitted[:d_ff].T.float())
+        if outer.bias is not None:
+            inner.bias, outer.bias = nn.Parameter(inner.bias[rows]), nn.Parameter(fitted[d_ff].float())
+        made |= {f"{name}.{key}": tensor.detach() for key, tensor in network.named_parameters()}
+    return made
+
+
+def validation_ids(tokenizer: Tokenizer, valid: tuple[Path, Path], longest: int, count: int = PAIRS) -> Pairs:
     """Return the ids of some pairs, evenly drawn, without those that are too long for the model, by their length.
 
     Raises UsageError if there is none.
     """
     pairs = _pairs(valid)
-    some = pairs[:: max(1, len(pairs) // PAIRS)][:PAIRS]
+    some = pairs[:: max(1, len(pairs) // count)][:count]
     ids = [(tokenizer.encode_source(source), tokenizer.encode_target(target)) for source, target in some]
     if not (ids := [pair for pair in ids if max(map(len, pair)) <= longest]):
         raise UsageError(f"valid = {valid[0]}, {valid[1]}: no pair of at most {longest} tokens per side")
@@ -338,5 +402,9 @@ def _pairs(valid: tuple[Path, Path]) -> list[tuple[str, str]]:
 
 def loss_of(model: Any, pairs: Pairs) -> float:
     """Return the cross-entropy of the targets in nats per token."""
+    return mean_loss(model, _batches(model, pairs))
+
+
+def _batches(model: Any, pairs: Pairs) -> Iterator[Batch]:
     size = max(1, _LOGITS // (len(model.output.weight) * 64))
-    return mean_loss(model, [collate([*pairs[begin : begin + size]]) for begin in range(0, len(pairs), size)])
+    return (collate([*pairs[begin : begin + size]]) for begin in range(0, len(pairs), size))

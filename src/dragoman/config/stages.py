@@ -57,7 +57,7 @@ _Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
 
 
 class PruneConfig(Section):
-    """A smaller model: the pieces that texts need, and the layers that matter most for `data.valid`."""
+    """A smaller model: the pieces that texts need, and the layers and neurons that matter for `data.valid`."""
 
     model: str = field(..., "model to prune: `stage:NAME`, a run or a model folder", example="en-de")
     source: _Texts = field((), "text whose pieces are kept: files in `data.root`, `stage:NAME`", example=["talks.en"])
@@ -66,6 +66,7 @@ class PruneConfig(Section):
     scripts: _Texts = field((), "also keep all pieces of these scripts", example=["Latin"])
     encoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=4)
     decoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=2)
+    d_ff: limits.FeedForward | None = field(None, "neurons kept in feed-forward networks; default: all", example=512)
     add_language: str | None = field(None, "a code for a language that the model does not know", example="xxx_Latn")
     like: str | None = field(
         None, "with `add_language`: code of the related language that it starts as", example="eng_Latn"
@@ -188,7 +189,7 @@ class Stage:
     @property
     def made_config(self) -> Config:
         """The configuration of the model that is made."""
-        layers = self.prune.model_dump(include={"encoder_layers", "decoder_layers"}) if self.prune else {}
+        layers = self.prune.model_dump(include={"encoder_layers", "decoder_layers", "d_ff"}) if self.prune else {}
         left = {key: count for key, count in layers.items() if count is not None}
         return self.config.model_copy(update={"model": self.config.model.model_copy(update=left)})
 

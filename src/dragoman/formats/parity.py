@@ -43,7 +43,10 @@ from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 _LINES = 200
 _FEWEST, _WORK = 8, 2_000_000_000
-"""Rows of random tokens times parameters, so that the comparison of a large model takes minutes; at least 8 rows."""
+"""Rows of random tokens times parameters, so that the comparison of a large model takes minutes; at least 8 rows.
+
+With 8 rows, a language model also continues them by 8 tokens only.
+"""
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
     pairs, text = (check.pairs(), f"lines of {check.source.name}") if check else _lines_of_data(config)
     language_model = isinstance(model, DecoderOnly)
     encode = tokenizer.encode_target if language_model else tokenizer.encode_source
-    longest = config.data.max_tokens
+    longest, continuation = config.data.max_tokens, _CONTINUATION
     usable = ((ids, other) for line, other in pairs if 1 < len(ids := encode(line)) <= longest)
     lines = list(itertools.islice(usable, _LINES))
     rows = [ids for ids, _ in lines]
@@ -193,10 +196,11 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
         end = [EOS] if language_model or tokenizer.sources_end else []
         size = sum(parameter.numel() for parameter in model.parameters())
         count = max(_FEWEST, min(_LINES, _WORK // size))
+        continuation = _CONTINUATION if count > _FEWEST else _FEWEST
         rows = random_rows(count, tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
     if language_model:
         prompt = min(_PROMPT, (longest - 1) // 2)
-        limit = max(1, min(_CONTINUATION, longest - prompt - 1))
+        limit = max(1, min(continuation, longest - prompt - 1))
         return ParityCases([ParityCase([], ids[:-1][:prompt]) for ids in rows], f"prompts from {text}", limit)
     bleu = None
     if check and check.reference:

@@ -121,8 +121,9 @@ def headline(stage: Stage) -> str:
         return str(FilterStats(stats["read"], stats["kept"], Counter(stats["dropped"])))
     meta = read_meta(find_model(stage.folder))
     if stage.prune is not None:
-        before, after = meta["pruned"]["pieces"]
-        return f"{before:,} -> {after:,} pieces, {len(meta['pruned']['layers'])} layers dropped"
+        (before, after), widths = meta["pruned"]["pieces"], [f"d_ff {n:,}" for n in meta["pruned"].get("d_ff", ())[1:]]
+        layers = f"{len(meta['pruned']['layers'])} layers dropped"
+        return ", ".join([f"{before:,} -> {after:,} pieces", layers, *widths])
     scores, names = meta.get("scores", {}), {"BLEU": "bleu", "chrF": "chrf", "valid loss": "valid_loss"}
     seconds = max((row.get("seconds", 0.0) for row in read_log(stage.folder)), default=0.0)
     shown = [f"{name} {scores[key]:.2f}" for name, key in names.items() if scores.get(key) is not None]

@@ -296,7 +296,7 @@ def test_tokenizer_json(kind: str, tmp_path: Path) -> None:
 def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/adapt.md with a small model of OPUS-MT's layout, except the server."""
     page = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text(encoding="utf-8")
-    _, block, layers, _, general, _ = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    _, block, layers, neurons, _, general, _ = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
     monkeypatch.setattr("transformers_checkpoints._TAGS", [])
     monkeypatch.chdir(tmp_path)
     marian_checkpoint(tmp_path / "usb" / "opus-mt-en-de")
@@ -304,8 +304,8 @@ def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: py
         for side, words in SIDES.items():
             lines = [" ".join(random.Random(f"{name}{i}").sample(words.split(), 7)) for i in range(count)]
             write_lines(tmp_path / f"{name}.{side}", lines)
-    for line in (block + layers + general.strip() + " --out more.toml").split("\n"):
-        command, *arguments = line.replace("encoder-layers 4", "encoder-layers 1").split()[1:]
+    for line in (block + layers + neurons + general.strip() + " --out more.toml").split("\n"):
+        command, *arguments = line.replace("encoder-layers 4", "encoder-layers 1").replace("--d-ff 1024", "--d-ff 5").split()[1:]
         if "serve" in command:
             continue
         given = shlex.split(" ".join(arguments)) + (

@@ -403,7 +403,7 @@ def test_a_pruning_killed_at_any_write_ends_with_the_same_bytes(
 
     places = [(Path, "write_bytes"), (pruning, "write_tensors"), (writing, "_replace_folder")]
     monkeypatch.setattr(stages_module, "train", killed)
-    stages, found = pruned(model), list[dict[str, bytes]]()
+    stages, found = pruned(model, d_ff=9), list[dict[str, bytes]]()
 
     def attempt(number: int) -> list[str]:
         """Stop before a write, begin again."""

@@ -31,8 +31,8 @@ def pruning_of(stage: Stage) -> Pruning:
     valid = [] if data.valid is None else [resolve_path(path, data.root) for path in data.valid.paths().values()]
     languages = direction(_tokenizer(stage, model), stage.languages)
     pair = (valid[0], valid[1]) if len(valid) == 2 else None
-    sizes, added = (rules.encoder_layers, rules.decoder_layers, rules.d_ff), (rules.add_language, rules.like)
-    return Pruning(model, source, target, pair, rules.min_count, rules.scripts, *sizes, languages, *added)
+    own = rules.model_dump(exclude={"model", "source", "target"})
+    return Pruning(model, source, target, pair, languages=languages, **own)
 
 
 def direction(tokenizer: object, codes: tuple[str, str]) -> tuple[str | None, str | None]:

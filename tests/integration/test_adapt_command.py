@@ -67,7 +67,7 @@ def test_general_text_is_translated_by_the_original_and_its_pieces_are_kept(
     document = tomllib.loads(Path("en-xx.toml").read_text(encoding="utf-8"))
     text, small, final = document["stage"]
     assert text["name"] == "general" and text["translate"]["text"] == "general.en"
-    assert small["prune"]["source"] == ["train.en", "general.en"]
+    assert small["prune"]["source"] == ["train.en", "stage:general"]
     assert small["prune"]["target"] == ["train.xx", "stage:general"]
     assert final["train"]["start_share"] == 0.5
     assert final["data"]["train"][1]["path"] == "stage:general" and final["data"]["train"][1]["weight"] == 1.0

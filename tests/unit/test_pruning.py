@@ -198,7 +198,7 @@ def test_layers_that_do_nothing_are_dropped_first(tmp_path: Path, monkeypatch: p
         for _ in range(6):
             written.append(int(network(torch.tensor([source]), None, torch.tensor([[BOS, *written]]))[0, -1].argmax()))
         pairs.append((source, written))
-    monkeypatch.setattr(pruning, "validation_ids", lambda *given: pairs)
+    monkeypatch.setattr(pruning, "pair_ids", lambda *given: pairs)
     lines = write_lines(tmp_path / "v", ["one two three", "nine one"])
     done = prune_model(Pruning(before, valid=(lines, lines), encoder_layers=2, decoder_layers=1), tmp_path / "after")
     assert {(stack, number) for stack, number, _ in done.layers[1:]} == {("encoder", 1), ("decoder", 0)}
@@ -305,7 +305,9 @@ def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: py
             lines = [" ".join(random.Random(f"{name}{i}").sample(words.split(), 7)) for i in range(count)]
             write_lines(tmp_path / f"{name}.{side}", lines)
     for line in (block + layers + neurons + general.strip() + " --out more.toml").split("\n"):
-        command, *arguments = line.replace("encoder-layers 4", "encoder-layers 1").replace("--d-ff 1024", "--d-ff 5").split()[1:]
+        command, *arguments = (
+            line.replace("encoder-layers 4", "encoder-layers 1").replace("--d-ff 1024", "--d-ff 5").split()[1:]
+        )
         if "serve" in command:
             continue
         given = shlex.split(" ".join(arguments)) + (

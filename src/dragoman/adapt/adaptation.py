@@ -74,10 +74,9 @@ class Adapted(Initial):
             final.append(Setting("data.train", [*corpora, lessons], "The pairs, and translations of the original."))
             final.append(Setting("train.start_share", 0.5, "The mean with the weights before, which forgets less."))
             # Its translations are known when the stage has made them; before, those of a few lines.
-            texts = zip(codes.items(), (f"{_TEXT}.{on.languages[0]}", f"stage:{_TEXT}"), strict=True)
-            for (side, code), file in texts:
-                files[side].append(file)
-                known[side].append(on.folder / (file if side == "source" else f"original.{code}"))
+            for (side, code), file in zip(codes.items(), (_TEXT, "original"), strict=True):
+                files[side].append(f"stage:{_TEXT}")
+                known[side].append(on.folder / f"{file}.{code}")
                 if on.split.counts[VALID]:
                     reason = "Also scored, to see what the model forgets." * (side == "source")
                     final.append(Setting(f"data.also_valid.original.{side}", f"original.{code}", reason))
@@ -127,7 +126,7 @@ class Adapted(Initial):
         have, left = {key: getattr(self.config.model, key) for key in self.pruning.sizes}, self.pruning.sizes
         stacks = [have[f"{stack}_layers"] for stack in self.pruning.layers]
         losses = (sum(stacks) - sum(self.pruning.layers.values())) * sum(stacks)  # each with the loss of every layer
-        losses += FITTED // PAIRS * ("d_ff" in left)
+        losses += 3 * min(FITTED, plan.facts.pairs) // PAIRS * ("d_ff" in left)  # with their products
         tokens = PAIRS * plan.forecast.tokens / plan.forecast.epochs / plan.facts.pairs * losses
         compared = tokens / plan.speeds[0].tokens_per_second / 3 * before / after  # a third: the forward passes
         smaller = [f"{key} {have[key]:,} -> {size:,}" for key, size in left.items()]

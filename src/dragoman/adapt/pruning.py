@@ -31,7 +31,7 @@ from dragoman.io.writing import new_folder_problems
 from dragoman.models import model_folder
 from dragoman.models.build import assemble
 from dragoman.models.seq2seq import Model
-from dragoman.models.size import check_memory
+from dragoman.models.size import available_memory, check_memory
 from dragoman.nn.layers import FeedForward
 from dragoman.nn.record import record
 from dragoman.tokenizers import PAD, Tokenizer, load_vocabulary
@@ -40,9 +40,10 @@ from dragoman.training.loss import mean_loss
 STACKS = ("encoder", "decoder")
 _BLOCK = 8192  # rows of a matrix that are read at a time
 PAIRS = 200  # validation pairs on which layers are compared
-FITTED = 2000  # validation pairs on which neurons are
-_RIDGE = 1e-3  # of the least squares, as a share of the mean square of a neuron
-_LOGITS = 1 << 25  # of a batch at most, if its sentences have 64 tokens
+FITTED = 2000  # pairs of the corpus to which neurons are fitted
+_RIDGE = 1e-3  # added to the sum of squares of a neuron, as a share of it
+_SILENT = 1e-9  # least sum of squares, so that neurons without any activation do not make the regression singular
+_NUMBERS = 1 << 25  # kept of a batch at most, if its sentences have 64 tokens
 _SAMPLE = 1000
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 Pairs = Sequence[tuple[list[int], list[int]]]
@@ -85,9 +86,9 @@ class Pruned:
 class Pruning:
     """What is kept of a model: its pieces in files of source and target, if given; numbers of layers and neurons.
 
-    min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers and neurons are compared.  d_ff:
-    see `narrow`.  languages: of source and target, for a model of several languages.  add_language, like: see
-    `with_language`.
+    min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers are compared.  d_ff: see
+    `narrow`; neurons are fitted to pairs of source and target: files at the same place with as many lines, or `valid`.
+    languages: of source and target, for a model of several languages.  add_language, like: see `with_language`.
     """
 
     model: Path
@@ -167,7 +168,9 @@ class Pruning:
         for key, size in self.sizes.items():
             have = getattr(model, key, 0) if isinstance(model, TransformerConfig) else 0
             if model and not 1 <= size <= have:
-                what = f"1 to {have}" if have else f"a Transformer; this is {model.architecture}"
+                what = (
+                    f"1 to {have}" if have else f"models of the architecture transformer; this is {model.architecture}"
+                )
                 yield f"{key} = {size}; accepted: {what}"
         if self.sizes and self.valid is None:
             compared = "layers and neurons are compared on validation pairs"
@@ -210,11 +213,18 @@ def prune_model(
         numbers = {stack: list(range(count)) for stack, count in pruning.layers.items()}
         if compare:
             tokenizer, longest = kept.tokenizer.between(*pruning.languages), config.parallel.filter.max_tokens
-            pairs = validation_ids(tokenizer, pruning.valid, longest)
+            pairs = pair_ids(tokenizer, pruning.valid, longest, PAIRS)
+            if not pairs:
+                names = ", ".join(map(str, pruning.valid))
+                raise UsageError(f"valid = {names}: no pair of at most {longest} tokens per side")
             layers, numbers = drop_layers(network := weights.network(), pairs, pruning.layers, log)
             if pruning.d_ff and isinstance(config.model, TransformerConfig):
                 log("fitting the feed-forward networks")
-                made = narrow(network, validation_ids(tokenizer, pruning.valid, longest, FITTED), pruning.d_ff)
+                both = zip(pruning.source, pruning.target, strict=False)
+                aligned = [pair for pair in both if len({sum(1 for _ in read_lines(file)) for file in pair}) == 1]
+                aligned = aligned or [pruning.valid]
+                ids = chain(*(pair_ids(tokenizer, pair, longest, 1 + FITTED // len(aligned)) for pair in aligned))
+                made = narrow(network, sorted(ids, key=lambda pair: len(pair[1])) or pairs, pruning.d_ff)
                 d_ff = config.model.d_ff, pruning.d_ff, loss_of(network, pairs)
         section = config.model.model_copy(update=pruning.sizes)
         weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers, made)
@@ -341,39 +351,45 @@ def drop_layers(
     return dropped, numbers
 
 
-def narrow(model: Model, pairs: Pairs, d_ff: int) -> dict[str, Tensor]:
+def narrow(model: Any, pairs: Pairs, d_ff: int) -> dict[str, Tensor]:
     """Keep `d_ff` neurons of each feed-forward network, and return its new tensors by name.
 
-    Those are kept whose contributions to the output of the network vary most.  Their outer weights then also stand for
-    the others, which are predicted from them by least squares over the positions of `pairs` (with feature maps: He et
-    al. 2017, "Channel pruning for accelerating very deep neural networks").  A constant part moves to the bias.
+    Those are kept whose contributions to the output of the network vary most (without biases, are largest).  Their
+    outer weights then also stand for the others, which are predicted from them by ridge regression over the positions
+    of `pairs` (with feature maps: He et al. 2017, "Channel pruning for accelerating very deep neural networks"); a
+    constant part moves to the bias.  Raises UsageError if the memory does not suffice.
     """
     networks = {name: module for name, module in model.named_modules() if isinstance(module, FeedForward)}
-    products = dict.fromkeys(networks, torch.zeros(()))  # (F + 1, F + 1), of neurons and the constant 1
-    for batch in _batches(model, pairs):
+    sizes = {name: network.outer.in_features for name, network in networks.items()}
+    needed, available = 4 * sum((size + 1) ** 2 for size in sizes.values()), available_memory()
+    if available is not None and needed > available:
+        lacks = f"{needed / 1e9:,.1f} GB of memory; {available / 1e9:,.1f} GB are available"
+        raise UsageError(f"d_ff = {d_ff}: fitting the neurons needs {lacks}; drop layers, or use a machine with more")
+    products = {name: torch.zeros(size + 1, size + 1) for name, size in sizes.items()}  # of neurons and a constant 1
+    for batch in _batches(pairs, max(sum(sizes.values()), len(model.output.weight))):
         with record(model, *(f"{name}.hidden" for name in networks)) as recorded:
             mean_loss(model, [batch])
-        for name in networks:
+        for name, product in products.items():
             (hidden,) = recorded[f"{name}.hidden"]  # (B, T, F)
             real = batch.src_mask if name.startswith("encoder.") else batch.tgt_out != PAD
             rows = F.pad(hidden[real] if real is not None else hidden.flatten(0, 1), (0, 1), value=1.0)
-            products[name] = products[name] + rows.T @ rows
+            product.addmm_(rows.T, rows)
     made = dict[str, Tensor]()
     for name, network in networks.items():
-        inner, outer, sums = network.inner, network.outer, products.pop(name).double()
+        inner, outer, size, sums = network.inner, network.outer, sizes[name], products.pop(name).double()
         matrix = outer.weight.detach().double().T  # (F, D)
         means, squares = sums[:-1, -1] / sums[-1, -1], sums.diagonal()[:-1] / sums[-1, -1]
         if outer.bias is None:
             sums, means = sums[:-1, :-1], torch.zeros_like(means)
         else:
             matrix = torch.cat([matrix, outer.bias.detach().double()[None]])
-        rank = ((squares - means**2) * matrix[: len(means)].square().sum(1)).argsort(descending=True)
+        rank = ((squares - means**2) * matrix[:size].square().sum(1)).argsort(descending=True)
         kept, dropped = rank[:d_ff].sort().values, rank[d_ff:]
-        basis = torch.cat([kept, torch.arange(len(means), len(sums))])  # with the constant, if there is a bias
+        basis = torch.cat([kept, torch.arange(size, len(sums))])  # with the constant, if there is a bias
         gram = sums[basis][:, basis]
-        gram.diagonal()[:d_ff] += _RIDGE * sums.diagonal()[kept].mean()
+        gram.diagonal()[:d_ff] += _RIDGE * sums.diagonal()[kept].clamp(min=_SILENT)
         fitted = matrix[basis] + torch.linalg.solve(gram, sums[basis][:, dropped] @ matrix[dropped])
-        rows = torch.cat([kept, kept + len(means)]) if network.gated else kept
+        rows = torch.cat([kept, kept + size]) if network.gated else kept
         inner.weight, outer.weight = nn.Parameter(inner.weight[rows]), nn.Parameter(fitted[:d_ff].T.float())
         if outer.bias is not None:
             inner.bias, outer.bias = nn.Parameter(inner.bias[rows]), nn.Parameter(fitted[d_ff].float())
@@ -381,30 +397,26 @@ def narrow(model: Model, pairs: Pairs, d_ff: int) -> dict[str, Tensor]:
     return made
 
 
-def validation_ids(tokenizer: Tokenizer, valid: tuple[Path, Path], longest: int, count: int = PAIRS) -> Pairs:
-    """Return the ids of some pairs, evenly drawn, without those that are too long for the model, by their length.
-
-    Raises UsageError if there is none.
-    """
-    pairs = _pairs(valid)
-    some = pairs[:: max(1, len(pairs) // count)][:count]
+def pair_ids(tokenizer: Tokenizer, files: tuple[Path, Path], longest: int, count: int) -> Pairs:
+    """Return the ids of `count` pairs at most, evenly drawn, without those too long for the model, by their length."""
+    pairs = _pairs(files)
+    some = pairs if len(pairs) <= count else [pairs[i * len(pairs) // count] for i in range(count)]
     ids = [(tokenizer.encode_source(source), tokenizer.encode_target(target)) for source, target in some]
-    if not (ids := [pair for pair in ids if max(map(len, pair)) <= longest]):
-        raise UsageError(f"valid = {valid[0]}, {valid[1]}: no pair of at most {longest} tokens per side")
-    return sorted(ids, key=lambda pair: len(pair[1]))
+    return sorted((pair for pair in ids if max(map(len, pair)) <= longest), key=lambda pair: len(pair[1]))
 
 
-def _pairs(valid: tuple[Path, Path]) -> list[tuple[str, str]]:
+def _pairs(files: tuple[Path, Path]) -> list[tuple[str, str]]:
     """Raises DataError if the files do not have equally many lines."""
-    pairs = read_pairs(CorpusSpec(*valid))
+    pairs = read_pairs(CorpusSpec(*files))
     return [(pair.source, pair.target) for pair in pairs if pair.source.strip() and pair.target.strip()]
 
 
 def loss_of(model: Any, pairs: Pairs) -> float:
     """Return the cross-entropy of the targets in nats per token."""
-    return mean_loss(model, _batches(model, pairs))
+    return mean_loss(model, _batches(pairs, len(model.output.weight)))
 
 
-def _batches(model: Any, pairs: Pairs) -> Iterator[Batch]:
-    size = max(1, _LOGITS // (len(model.output.weight) * 64))
+def _batches(pairs: Pairs, features: int) -> Iterator[Batch]:
+    """features: numbers that are kept per token."""
+    size = max(1, _NUMBERS // (features * 64))
     return (collate([*pairs[begin : begin + size]]) for begin in range(0, len(pairs), size))

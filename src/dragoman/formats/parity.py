@@ -43,10 +43,7 @@ from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 _LINES = 200
 _FEWEST, _WORK = 8, 2_000_000_000
-"""Rows of random tokens times parameters, so that the comparison of a large model takes minutes; at least 8 rows.
-
-With 8 rows, a language model also continues them by 8 tokens only.
-"""
+"""Rows of random tokens times parameters, so that the comparison of a large model takes minutes; at least 8 rows."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ def check_text_problems(check: str | Path | None, reference: str | Path | None) 
 
 TOLERANCE = 1e-3
 """Natural log-probabilities that differ by less than this count as equal."""
-_PROMPT, _CONTINUATION = 8, 32
+_PROMPT, _CONTINUATION, _SHORT_CONTINUATION = 8, 32, 8
 _BATCH_TOKENS = 2000
 
 
@@ -196,7 +193,7 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
         end = [EOS] if language_model or tokenizer.sources_end else []
         size = sum(parameter.numel() for parameter in model.parameters())
         count = max(_FEWEST, min(_LINES, _WORK // size))
-        continuation = _CONTINUATION if count > _FEWEST else _FEWEST
+        continuation = _CONTINUATION if size * _FEWEST < _WORK else _SHORT_CONTINUATION
         rows = random_rows(count, tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
     if language_model:
         prompt = min(_PROMPT, (longest - 1) // 2)

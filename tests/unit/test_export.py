@@ -21,6 +21,7 @@ from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.evaluation.metrics import evaluate_texts
 from dragoman.formats import ctranslate2 as converter
+from dragoman.formats import parity
 from dragoman.formats.export import export
 from dragoman.formats.parity import (
     TOLERANCE,
@@ -329,6 +330,16 @@ def test_cases_are_from_the_data_of_the_model_if_available(tmp_path: Path) -> No
     found = parity_cases(model, tokenizer, document, CheckText(write_lines(tmp_path / "many.txt", rows)))
     longest = max(len(case.source) for case in found.cases)
     assert len(found.cases) == 200 and found.limit == longest + config.search.max_extra - 1
+
+
+def test_a_large_language_model_is_compared_on_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer, config = load_network(GOLDEN.parent / "llama_v1")
+    found = []
+    for size in (1.0, 1e-9):
+        monkeypatch.setattr(parity, "_WORK", int(parity._WORK * size))
+        cases = parity_cases(model, tokenizer, config, None)
+        found.append((len(cases.cases), cases.limit))
+    assert found[0][1] > 8 and found == [(200, found[0][1]), (8, 8)]
 
 
 def test_a_model_that_generates_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from dragoman import Translator
 from dragoman.adapt import pruning
-from dragoman.adapt.pruning import Pruning, prune_model
+from dragoman.adapt.pruning import Pruning, narrow, prune_model
 from dragoman.adapt.vocabulary import json_problems, keep_pieces
 from dragoman.config import TokenizerConfig, parse_config
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -222,6 +222,10 @@ def test_dropped_neurons_are_predicted_from_the_others(model: dict[str, Any], tm
                     inner.bias[first + 8 : first + 16] = inner.bias[first : first + 8]
             outer.weight[:, :4] *= 9
             outer.weight[:, 12:16] *= 9
+        silent = network.encoder.layers[0].ffn.inner
+        silent.weight.zero_()
+        if silent.bias is not None:
+            silent.bias.fill_(-1)
 
     before = random_model(tmp_path, {"encoder_layers": 2, **model}, change=repeat)
     sides = [write_lines(tmp_path / f"v{i}", lines) for i, lines in enumerate(zip(*digit_pairs(40), strict=True))]
@@ -239,6 +243,24 @@ def test_dropped_neurons_are_predicted_from_the_others(model: dict[str, Any], tm
     assert {name: tensor.shape for name, tensor in unique_tensors(loaded(probed.folder)[0]).items()} == kept
     code, _, err = cli("prune", before, tmp_path / "out", "--d-ff", 25)
     assert code == 2 and "--d-ff 25; accepted: 1 to 24" in err and "give two files with valid" in err
+
+
+def test_neurons_are_fitted_to_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, found = random_model(tmp_path, {}), list[int]()
+    monkeypatch.setattr(pruning, "narrow", lambda model, pairs, d_ff: found.append(len(pairs)) or {})
+    monkeypatch.setattr(pruning, "FITTED", 60)
+    sides = list(zip(*digit_pairs(90), strict=True))
+    valid = tuple(write_lines(tmp_path / f"v{i}", side[:5]) for i, side in enumerate(sides))
+    corpus = [write_lines(tmp_path / f"c{i}", side) for i, side in enumerate(sides)]
+    for more in (0, 1):  # files of equal and of different length
+        other = [write_lines(tmp_path / f"o{i}", side[: 20 + i * more]) for i, side in enumerate(sides)]
+        rules = Pruning(before, [corpus[0], other[0]], [corpus[1], other[1]], valid, d_ff=9)  # type: ignore[arg-type]
+        prune_model(rules, tmp_path / f"after{more}")
+    prune_model(replace(rules, source=(), target=()), tmp_path / "after")
+    assert found == [31 + 20, 61, 5]
+    monkeypatch.setattr(pruning, "available_memory", lambda: 999)
+    with pytest.raises(UsageError, match=r"d_ff = 9: fitting the neurons needs 0.0 GB of memory"):
+        narrow(loaded(before)[0], [], 9)
 
 
 def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> None:

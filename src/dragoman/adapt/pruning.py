@@ -215,8 +215,8 @@ def prune_model(
             tokenizer, longest = kept.tokenizer.between(*pruning.languages), config.parallel.filter.max_tokens
             pairs = pair_ids(tokenizer, pruning.valid, longest, PAIRS)
             if not pairs:
-                names = ", ".join(map(str, pruning.valid))
-                raise UsageError(f"valid = {names}: no pair of at most {longest} tokens per side")
+                given = ", ".join(map(str, pruning.valid))
+                raise UsageError(f"valid = {given}: no pair of at most {longest} tokens per side")
             layers, numbers = drop_layers(network := weights.network(), pairs, pruning.layers, log)
             if pruning.d_ff and isinstance(config.model, TransformerConfig):
                 log("fitting the feed-forward networks")

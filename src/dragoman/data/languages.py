@@ -103,12 +103,12 @@ def script_of(character: str) -> str:
 
 def has_other_script(text: str, scripts: Set[str]) -> bool:
     """Return whether less than a quarter of at least 4 letters are of these scripts."""
-    found = [script_of(character) for character in text]
-    expected = sum(s in scripts for s in found)
-    # A Chinese character is about a word, so a word in another script counts as much as one character.
-    counted = [s for s, _ in groupby(found)] if scripts & _CHARACTER_SCRIPTS else found
-    foreign = sum(s != "" and s not in scripts for s in counted)
-    return sum(map(bool, found)) >= _MIN_LETTERS and expected < _MIN_EXPECTED * (expected + foreign)
+    counts = Counter(map(script_of, text))
+    letters, expected = len(text) - counts[""], sum(counts[script] for script in scripts)
+    foreign = letters - expected
+    if foreign and scripts & _CHARACTER_SCRIPTS:  # a Chinese character is about a word, so another word counts as one
+        foreign = sum(s != "" and s not in scripts for s, _ in groupby(map(script_of, text)))
+    return letters >= _MIN_LETTERS and expected < _MIN_EXPECTED * (expected + foreign)
 
 
 def target_scripts(code: str | None, alphabet: str) -> frozenset[str]:

@@ -16,7 +16,7 @@ import torch
 
 from dragoman import Translator
 from dragoman.adapt import pruning
-from dragoman.adapt.pruning import Pruning, narrow, prune_model
+from dragoman.adapt.pruning import Pruning, drop_neurons, prune_model
 from dragoman.adapt.vocabulary import json_problems, keep_pieces
 from dragoman.config import TokenizerConfig, parse_config
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -235,10 +235,8 @@ def test_dropped_neurons_are_predicted_from_the_others(model: dict[str, Any], tm
     old, new = (logits(folder, torch.float64, [5, 3], [6, 7]) for folder in (before, tmp_path / "after"))
     assert abs(old - new).max() < 0.02 * abs(old).max(), "up to the ridge"
     kept = {name: tensor.shape for name, tensor in unique_tensors(loaded(tmp_path / "after")[0]).items()}
-    assert kept["encoder.layers.1.ffn.outer.weight"] == (16, 8) and read_meta(tmp_path / "after")["pruned"]["d_ff"] == [
-        24,
-        8,
-    ]
+    assert kept["encoder.layers.1.ffn.outer.weight"] == (16, 8)
+    assert read_meta(tmp_path / "after")["pruned"]["d_ff"] == [24, 8]
     probed = prune_model(Pruning(before, valid=(sides[0], sides[1]), d_ff=8), tmp_path / "probe", compare=False)
     assert {name: tensor.shape for name, tensor in unique_tensors(loaded(probed.folder)[0]).items()} == kept
     code, _, err = cli("prune", before, tmp_path / "out", "--d-ff", 25)
@@ -247,8 +245,8 @@ def test_dropped_neurons_are_predicted_from_the_others(model: dict[str, Any], tm
 
 def test_neurons_are_fitted_to_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, found = random_model(tmp_path, {}), list[int]()
-    monkeypatch.setattr(pruning, "narrow", lambda model, pairs, d_ff: found.append(len(pairs)) or {})
-    monkeypatch.setattr(pruning, "FITTED", 60)
+    monkeypatch.setattr(pruning, "drop_neurons", lambda model, pairs, d_ff: found.append(len(pairs)) or {})
+    monkeypatch.setattr(pruning, "FITTING_PAIRS", 60)
     sides = list(zip(*digit_pairs(90), strict=True))
     valid = tuple(write_lines(tmp_path / f"v{i}", side[:5]) for i, side in enumerate(sides))
     corpus = [write_lines(tmp_path / f"c{i}", side) for i, side in enumerate(sides)]
@@ -260,7 +258,7 @@ def test_neurons_are_fitted_to_the_corpus(tmp_path: Path, monkeypatch: pytest.Mo
     assert found == [31 + 20, 61, 5]
     monkeypatch.setattr(pruning, "available_memory", lambda: 999)
     with pytest.raises(UsageError, match=r"d_ff = 9: fitting the neurons needs 0.0 GB of memory"):
-        narrow(loaded(before)[0], [], 9)
+        drop_neurons(loaded(before)[0], [], 9)
 
 
 def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> None:

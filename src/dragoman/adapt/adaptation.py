@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman.adapt.pruning import FITTED, PAIRS, Pruned, Pruning, prune_model
+from dragoman.adapt.pruning import FITTING_PAIRS, PAIRS, Pruned, Pruning, prune_model
 from dragoman.adapt.stage import direction
 from dragoman.adapt.vocabulary import Kept
 from dragoman.advice.choice import Setting, duration
@@ -88,8 +88,7 @@ class Adapted(Initial):
         pruned = prune_model(rules, on.scratch / "small", on.log, compare=False)
         for line in pruned.lines()[:-1]:
             on.log(line)
-        own: dict[str, Any] = {**rules.sizes}
-        own |= {"min_count": rules.min_count, "scripts": list(rules.scripts)}
+        own: dict[str, Any] = {**rules.sizes, "min_count": rules.min_count, "scripts": list(rules.scripts)}
         own |= {"add_language": rules.add_language, "like": rules.like} if rules.add_language else {}
         small = [Setting("name", "small", "The pruned model."), Setting("prune.model", str(model.resolve()), "")]
         small += [Setting(f"prune.{key}", value, "") for key, value in {**files, **own}.items()]
@@ -126,7 +125,7 @@ class Adapted(Initial):
         have, left = {key: getattr(self.config.model, key) for key in self.pruning.sizes}, self.pruning.sizes
         stacks = [have[f"{stack}_layers"] for stack in self.pruning.layers]
         losses = (sum(stacks) - sum(self.pruning.layers.values())) * sum(stacks)  # each with the loss of every layer
-        losses += 3 * min(FITTED, plan.facts.pairs) // PAIRS * ("d_ff" in left)  # with their products
+        losses += 3 * min(FITTING_PAIRS, plan.facts.pairs) // PAIRS * ("d_ff" in left)  # with their products
         tokens = PAIRS * plan.forecast.tokens / plan.forecast.epochs / plan.facts.pairs * losses
         compared = tokens / plan.speeds[0].tokens_per_second / 3 * before / after  # a third: the forward passes
         smaller = [f"{key} {have[key]:,} -> {size:,}" for key, size in left.items()]

@@ -40,7 +40,7 @@ from dragoman.training.loss import mean_loss
 STACKS = ("encoder", "decoder")
 _BLOCK = 8192  # rows of a matrix that are read at a time
 PAIRS = 200  # validation pairs on which layers are compared
-FITTED = 2000  # pairs of the corpus to which neurons are fitted
+FITTING_PAIRS = 2000  # pairs of the corpus to which neurons are fitted
 _RIDGE = 1e-3  # added to the sum of squares of a neuron, as a share of it
 _SILENT = 1e-9  # least sum of squares, so that neurons without any activation do not make the regression singular
 _NUMBERS = 1 << 25  # kept of a batch at most, if its sentences have 64 tokens
@@ -87,7 +87,7 @@ class Pruning:
     """What is kept of a model: its pieces in files of source and target, if given; numbers of layers and neurons.
 
     min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers are compared.  d_ff: see
-    `narrow`; neurons are fitted to pairs of source and target: files at the same place with as many lines, or `valid`.
+    `drop_neurons`, which fits to pairs of source and target: files at the same index with as many lines, or `valid`.
     languages: of source and target, for a model of several languages.  add_language, like: see `with_language`.
     """
 
@@ -222,9 +222,9 @@ def prune_model(
                 log("fitting the feed-forward networks")
                 both = zip(pruning.source, pruning.target, strict=False)
                 aligned = [pair for pair in both if len({sum(1 for _ in read_lines(file)) for file in pair}) == 1]
-                aligned = aligned or [pruning.valid]
-                ids = chain(*(pair_ids(tokenizer, pair, longest, 1 + FITTED // len(aligned)) for pair in aligned))
-                made = narrow(network, sorted(ids, key=lambda pair: len(pair[1])) or pairs, pruning.d_ff)
+                each = 1 + FITTING_PAIRS // len(aligned := aligned or [pruning.valid])
+                ids = chain(*(pair_ids(tokenizer, pair, longest, each) for pair in aligned))
+                made = drop_neurons(network, sorted(ids, key=lambda pair: len(pair[1])) or pairs, pruning.d_ff)
                 d_ff = config.model.d_ff, pruning.d_ff, loss_of(network, pairs)
         section = config.model.model_copy(update=pruning.sizes)
         weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers, made)
@@ -351,7 +351,7 @@ def drop_layers(
     return dropped, numbers
 
 
-def narrow(model: Any, pairs: Pairs, d_ff: int) -> dict[str, Tensor]:
+def drop_neurons(model: Any, pairs: Pairs, d_ff: int) -> dict[str, Tensor]:
     """Keep `d_ff` neurons of each feed-forward network, and return its new tensors by name.
 
     Those are kept whose contributions to the output of the network vary most (without biases, are largest).  Their

@@ -11,6 +11,7 @@ from typer.main import get_command
 
 from dragoman.cli import app
 from dragoman.documents import FORMATS, SUFFIXES, Format, translate_bytes, translate_document
+from dragoman.io.lines import NOT_LINES
 from sample_documents import PieceTranslator, document, members, translated, upper, zip_of
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,7 @@ def test_the_documentation_and_the_help_list_the_formats_of_the_table() -> None:
     shown = command.get_command(None, "translate").help
     assert [format.name for format in FORMATS.values() if " ".join(format.suffixes) + ": " not in shown] == []
     assert sorted(SUFFIXES) == sorted(suffix for format in FORMATS.values() for suffix in format.suffixes)
+    assert {*SUFFIXES} - {".txt", ".text"} <= {*NOT_LINES}  # not translated line by line in a folder
 
 
 @EVERY

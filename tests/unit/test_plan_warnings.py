@@ -165,6 +165,11 @@ def test_a_model_that_overfits() -> None:
         "the model is too large for this corpus: 4,000,000 parameters for 100,000 tokens; it overfits"
     )
     assert "model.d_model 256 -> 128" in advice and "use more text" in advice
+    small = Forecast(epochs=20, steps=900, tokens=2e4, parameters=squares(SimpleNamespace(d_model=128)))
+    # The width cannot fall further; the number of layers can.
+    ((_, advice),) = problems(small, d_model=128, d_ff=256)
+    assert advice.startswith("use more text")
+    assert not problems(small, d_model=128, d_ff=256, encoder_layers=1, decoder_layers=1)
 
 
 def test_a_model_that_is_small_for_its_budget() -> None:

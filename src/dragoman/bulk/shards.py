@@ -168,7 +168,8 @@ def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added:
     for _, path in files.values():
         suffix = plain_suffix(path)
         if suffix in NOT_LINES and path not in tables:
-            problems.append(f"{path}: {suffix} files are not supported; accepted: one sentence per line, or Parquet")
+            accepted = "accepted: one sentence per line, or Parquet; translate documents one by one"
+            problems.append(f"{path}: {suffix} files are not supported; {accepted}")
         elif path in tables and column is None:
             problems.append(f"{path}: is a table; specify the column to translate with --column")
     if column is not None and not tables:

@@ -233,9 +233,13 @@ class Span(NamedTuple):
     kind: str = ""
 
 
+Patterns = tuple[re.Pattern[str], ...]
+"""Expressions of spans in addition to those of `SPAN_KINDS`."""
+
+
 @lru_cache(maxsize=64)
-def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Return one regular expression for all patterns, None for none.  Raises UsageError that lists invalid ones."""
+def compile_patterns(patterns: tuple[str, ...]) -> Patterns:
+    """Return the expressions, compiled.  Raises UsageError that lists invalid ones."""
     problems = []
     for pattern in patterns:
         if not isinstance(pattern, str):
@@ -248,7 +252,7 @@ def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
             problems.append(f"{pattern!r:.80} is not a regular expression: {error}")
     if problems:
         raise UsageError(f"protect: {'; '.join(problems)}; accepted: regular expressions, such as [A-Z]{{2}}-[0-9]+")
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
+    return tuple(map(re.compile, patterns))
 
 
 def may_have_spans(text: str, or_digits: bool = False) -> bool:
@@ -256,9 +260,9 @@ def may_have_spans(text: str, or_digits: bool = False) -> bool:
     return (_TRIGGER_OR_DIGIT if or_digits else _TRIGGER).search(text) is not None
 
 
-def find_spans(text: str, protect: re.Pattern[str] | None = None) -> list[Span]:
-    """Return the spans of a text from left to right.  protect: an expression of further ones, which take precedence."""
-    if protect is None and not may_have_spans(text):
+def find_spans(text: str, protect: Patterns = ()) -> list[Span]:
+    """Return the spans of a text from left to right.  protect: expressions of further ones, which take precedence."""
+    if not protect and not may_have_spans(text):
         return []
     spans: list[Span] = []
     taken = bytearray(len(text))
@@ -282,9 +286,9 @@ def with_symbols(spans: list[Span], text: str, symbols: Set[str]) -> list[Span]:
     return sorted(spans + new)
 
 
-def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
-    if protect is not None:
-        yield from (Span(*match.span(), False) for match in protect.finditer(text))
+def _candidates(text: str, protect: Patterns) -> Iterator[Span]:
+    for pattern in protect:
+        yield from (Span(*match.span(), False) for match in pattern.finditer(text))
     if not may_have_spans(text):
         return
     if _ICU.search(text):
@@ -314,7 +318,7 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
     yield from (Span(*match.span(), False, "symbol") for match in _SHIELD.finditer(text))
 
 
-def span_texts(text: str, protect: re.Pattern[str] | None = None) -> Counter[str]:
+def span_texts(text: str, protect: Patterns = ()) -> Counter[str]:
     """Return how often each span occurs in a text."""
     return Counter(text[span.start : span.end] for span in find_spans(text, protect))
 
@@ -338,18 +342,18 @@ def unshield(shielded: str, spans: Iterator[str]) -> str:
     return "".join(next(spans) if character in SHIELDS else character for character in shielded)
 
 
-def outside_spans(text: str, change: Callable[[str], str], protect: re.Pattern[str] | None = None) -> str:
+def outside_spans(text: str, change: Callable[[str], str], protect: Patterns = ()) -> str:
     """Return a text changed by a function that does not see its spans."""
     spans = find_spans(text, protect)
     return unshield(change(shield(text, spans)), (text[span.start : span.end] for span in spans))
 
 
-def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None) -> bool:
+def keeps_spans(source: str, target: str, protect: Patterns = ()) -> bool:
     """Return whether a translation has the spans of its source, each as often, and joined to words only as there."""
     return _attached(source, protect) == _attached(target, protect)
 
 
-def _attached(text: str, protect: re.Pattern[str] | None) -> Counter[tuple[str, bool, bool]]:
+def _attached(text: str, protect: Patterns) -> Counter[tuple[str, bool, bool]]:
     """Return how often each span occurs in a text, with whether a letter stands before it and after it."""
     found: Counter[tuple[str, bool, bool]] = Counter()
     for start, end, *_ in find_spans(text, protect):

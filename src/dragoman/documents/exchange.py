@@ -144,43 +144,50 @@ _PREFIXES = {"urn:oasis:names:tc:xliff:document:1.2": "1", "urn:oasis:names:tc:x
 _PAIRS = {"1:g", "1:mrk", "2:pc", "2:mrk"}
 _OPENING = {"1:bpt": ("rid", "id"), "1:bx": ("rid", "id"), "2:sc": ("id",), "2:sm": ("id",)}
 _CLOSING = {"1:ept": ("rid", "id"), "1:ex": ("rid", "id"), "2:ec": ("startRef",), "2:em": ("startRef",)}
+_ANGULAR = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")
+"""The ends of an element in messages of Angular: START_TAG_SPAN_1, CLOSE_TAG_SPAN."""
 _STATE = re.compile(rb"\sstate(?:-qualifier)?\s*=\s*(?:\"[^\"]*\"|'[^']*')")
 _MACHINE = b' state="needs-review-translation" state-qualifier="mt-suggestion"'
 
 
 class _Unit(NamedTuple):
-    """A unit: the elements source and target, and the element whose state is that of the translation."""
+    """A unit: the elements source and target, and the element whose state is that of the translation.
+
+    keeps_space: whether whitespace of the source counts.
+    """
 
     source: Node
     target: Node | None
     holder: Node
+    keeps_space: bool
 
     @property
     def is_open(self) -> bool:
         """Whether there is a text without a translation; a target in the state "new" is a copy of the source."""
-        target = self.target
-        is_missing = target is None or not (target.text.strip() or [*target.nodes])
-        is_new = target is not None and target.attributes.get("state") in {"new", "needs-translation"}
-        return bool(self.source.text.strip()) and (is_missing or is_new)
+        if (target := self.target) is None or not self.source.text.strip():
+            return bool(self.source.text.strip())
+        parts = [node for node in target.nodes if node.attributes.get("mtype") != "seg" or node.children]
+        is_copy = self.holder.attributes.get("state") == "initial" and target.text == self.source.text
+        is_new = is_copy or target.attributes.get("state") in {"new", "needs-translation"}
+        return is_new or not (target.text.strip() or parts)
 
 
 class _XliffTranslation(Inline):
     """The source of a unit, whose translation is written into the target."""
 
     def __init__(self, unit: _Unit, edits: Edits) -> None:
-        keeps_space = "preserve" in (node.attributes.get("xml:space") for node in (unit.source, unit.holder))
         parts = {node.start for node in unit.source.nodes if node.attributes.get("mtype") == "seg"}
         super().__init__(
             unit.source,
             edits,
             lambda node: Role("break") if node.start in parts else _xliff_role(node),
-            not keeps_space,
+            not unit.keeps_space,
         )
         self._unit = unit
 
     def replace(self, translated: Segment) -> None:
         """Write the translation into the target, which is created if it is missing."""
-        source, target, holder = self._unit
+        source, target, holder, _ = self._unit
         text = self._edits.source
         is_first = source.name[0] == "1"
         if target is None:
@@ -217,11 +224,17 @@ def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
     edits = Edits(source)
     version, element = root.name[0], "1:trans-unit" if root.name == "1:xliff" else "2:segment"
     units = []
+    spaces = [root]  # the node, and those around it that say whether whitespace counts
     for node in root.iter(_is_kept):
+        while len(spaces) > 1 and spaces[-1].end <= node.start:
+            spaces.pop()
+        if "xml:space" in node.attributes:
+            spaces.append(node)
         text = node.child(f"{version}:source") if node.name == element else None
         text = text and (node.child("1:seg-source") or text)  # the source in segments, after which the target stands
         if text is not None:
-            units.append(_Unit(text, node.child(f"{version}:target"), node))
+            keeps_space = text.attributes.get("xml:space") or spaces[-1].attributes.get("xml:space")
+            units.append(_Unit(text, node.child(f"{version}:target"), node, keeps_space == "preserve"))
     units = [unit for unit in units if unit.is_open]
     lines = line_numbers(source, (unit.source.start for unit in units))
     translator.translate_blocks([_XliffTranslation(unit, edits) for unit in units], lines)
@@ -245,6 +258,8 @@ def _xliff_role(node: Node) -> Role:
         key = next((node.attributes[name] for name in names if name in node.attributes), None)
         if key is not None:
             return Role("open" if kind == "open" else "close", f"{node.name[0]} {key}")
+    if node.name == "1:x" and (tag := _ANGULAR.fullmatch(node.attributes.get("id", ""))):
+        return Role("open" if tag[1] == "START" else "close", tag[2])
     return Role("empty")
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.documents.archive import Archive
-from dragoman.documents.segments import DocumentTranslator, Mark, is_identifier, pair_marks
+from dragoman.documents.segments import DocumentTranslator, Mark, is_identifier, pair_marks, source_text, split_marks
 from dragoman.documents.xml_spans import EMPTY, Edits, Inline, Node, Role, Span, escape
 from dragoman.errors import DataError
-from dragoman.markup.segment import Segment, plain_text
+from dragoman.markup.segment import Segment, Tag, plain_text
 
 _OOXML, _STRICT = "http://schemas.openxmlformats.org", "http://purl.oclc.org/ooxml"
 PREFIXES = {
@@ -35,6 +35,8 @@ _EDGES = {"w:pPr", "a:pPr", "a:endParaRPr", "w:smartTagPr", "w:customXmlPr", "w:
 """Properties, which stand at the start or the end of their parent."""
 _DROPPED = {"w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen", "x:rPh"}
 """Marks that refer to the characters of the source: spelling errors, page breaks of the layout, pronunciation."""
+_LIMIT = re.compile(r"w:(bookmark|commentRange|perm|moveFromRange|moveToRange)(Start|End)")
+"""The two ends of a part of the text."""
 _EQUIVALENT = re.compile(
     rb"<[^\s:<>]+:(?:lang|noProof)\b(?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*/>"
     rb"|\s(?:[^\s:>=]+:)?(?:lang|altLang|dirty|err|noProof|smtClean|hint)=\"[^\"]*\""
@@ -62,10 +64,14 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Format:
-    """Content of an open or close mark: spans of the source, and the properties of the text after an open mark."""
+    """Content of an open or close mark: spans of the source, and the properties of the text after an open mark.
+
+    inherits: whether that text has the properties of the text before.
+    """
 
     spans: tuple[Span | bytes, ...] = ()
     properties: bytes | None = None
+    inherits: bool = False
 
 
 def paragraphs(root: Node) -> Iterator[Node]:
@@ -98,16 +104,19 @@ class Paragraph:
     def _written(self, segment: Segment) -> bytes:
         parts: list[bytes] = []
         properties = [self._properties]
-        for item in segment:
-            if isinstance(item, str):
-                parts.append(self._run(item, properties[-1]))
+        forms = (None if isinstance(item, str) else self._marked.mark(item).content for item in segment)
+        for form, group in itertools.groupby(zip(forms, segment, strict=True), key=lambda pair: pair[0]):
+            items = [item for _, item in group]
+            if form is None:
+                parts.append(self._run(source_text(items), properties[-1]))
                 continue
-            form: _Format = self._marked.mark(item).content
-            parts += [span if isinstance(span, bytes) else self._edits.render(*span) for span in form.spans]
-            if item.kind == "open":
-                properties.append(form.properties)
-            elif item.kind == "close":
-                properties.pop()
+            for item in items:
+                assert isinstance(item, Tag)
+                parts += [span if isinstance(span, bytes) else self._edits.render(*span) for span in form.spans]
+                if item.kind == "open":
+                    properties.append(properties[-1] if form.inherits else form.properties)
+                elif item.kind == "close":
+                    properties.pop()
         return b"".join(parts)
 
     def _run(self, text: str, properties: bytes | None) -> bytes:
@@ -139,12 +148,12 @@ class Paragraph:
             texts = [item for item in members if isinstance(item, _Text)]
             if not texts:
                 result += [item for item in members if not isinstance(item, _Text)]
-            elif texts[0].key == base:
-                result.append("".join(item.text for item in texts))
-            else:
-                key, text = f"format {len(result)}", "".join(item.text for item in texts)
-                form = _Format((), texts[0].properties)
-                result += [Mark("open", "<r>", key, form), text, Mark("close", "</r>", key, _Format())]
+                continue
+            marked = split_marks("".join(item.text for item in texts))
+            if texts[0].key != base:
+                key, form = f"format {len(result)}", _Format((), texts[0].properties)
+                marked = [Mark("open", "<r>", key, form), *marked, Mark("close", "</r>", key, _Format())]
+            result += marked
         return result, first.get(base)
 
     def _items(self, parent: Node) -> Iterator[_Text | str | Mark]:
@@ -162,6 +171,10 @@ class Paragraph:
                 yield from self._run_items(node)
             elif node.name in _TEXTS:
                 yield _Text(node.text, None)
+            elif limit := _LIMIT.fullmatch(node.name):
+                span, key = (node.start, node.end), f"{limit[1]} {node.attributes.get('w:id')}"
+                form = _Format((span,), inherits=True)
+                yield Mark("open" if limit[2] == "Start" else "close", self._raw([span]), key, form)
             elif node.name not in _EDGES | _DROPPED:
                 yield self._mark("break" if node.name in _BREAKS else "empty", [(node.start, node.end)])
             index += 1
@@ -307,6 +320,7 @@ _ROLES = {
     **dict.fromkeys(("text:span", "text:a", "text:meta"), Role("pair")),
     **dict.fromkeys(("text:line-break", "text:tab"), Role("break")),
 }
+_ODT_LIMIT = re.compile("text:([a-z-]+)-(start|end)")
 _KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:forms"}
 """Elements whose paragraphs are not part of the text: comments and deleted text."""
 
@@ -328,9 +342,16 @@ def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
         if name in archive:
             root, edits = archive.edit(name, _ODT_PREFIXES)
             nodes = (node for node in root.iter(_has_no_text) if node.name in {"text:p", "text:h"})
-            paragraphs += [Inline(n, edits, lambda n: _ROLES.get(n.name, EMPTY), collapse=True) for n in nodes]
+            paragraphs += [Inline(n, edits, _odt_role, collapse=True) for n in nodes]
     translator.translate_blocks(paragraphs)
     return archive.edited()
+
+
+def _odt_role(node: Node) -> Role:
+    if limit := _ODT_LIMIT.fullmatch(node.name):  # of a bookmark, for example
+        names = (node.attributes.get(f"text:{name}", "") for name in ("name", "id", "change-id"))
+        return Role("open" if limit[2] == "start" else "close", " ".join((limit[1], *names)))
+    return _ROLES.get(node.name, EMPTY)
 
 
 def _has_no_text(node: Node) -> bool:

@@ -22,6 +22,7 @@ from dragoman.markup.segment import (
     translate_segments,
 )
 from dragoman.pipelines.lines import FlaggedText, FlagReport
+from dragoman.pipelines.protection import LEADING
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
@@ -204,9 +205,14 @@ def _split_at_breaks(segment: Segment) -> Iterator[Segment]:
 
 
 def _strip(core: Segment) -> tuple[Segment, Segment]:
-    """Remove whitespace and tags without text from both ends of a segment, and return them."""
+    """Remove whitespace and tags without text from both ends of a segment, and return them.
+
+    Punctuation after such tags at the beginning stays with them.
+    """
     cut = _textless(core, "open")
     before, core[:] = core[:cut], core[cut:]
+    if before and core and isinstance(core[0], str) and (leading := LEADING.match(core[0])):
+        before, core[0] = [*before, leading[0]], core[0][leading.end() :]
     cut = len(core) - _textless(core[::-1], "close")
     after, core[:] = core[cut:], core[:cut]
     if core and isinstance(core[0], str):
@@ -307,9 +313,10 @@ def _sides(segment: Segment) -> dict[int, _Sides]:
 
 BLOCK_TAG = r"</?(?i:br|hr|p|div|[uod]l|li|d[dt]|h[1-6]|table|t[rdh]|blockquote)(?:\s[^<>]*)?/?>"
 """Tags of HTML that end a text."""
-_BREAK = rf"(?P<break>\r\n|\n|\r|{BLOCK_TAG})"
 _ELEMENT = r"(?P<element>(?<!<)</?(?:[A-Za-z][^\s<>/]*(?:\s[^<>]*)?|\d{1,3})/?>)"
-_MESSAGE = re.compile(rf"{_BREAK}|{_ELEMENT}")
+MARKUP = re.compile(rf"(?P<break>{BLOCK_TAG})|{_ELEMENT}")
+"""Tags of HTML in a text, as in XML that contains them as `&lt;p&gt;`."""
+_MESSAGE = re.compile(rf"(?P<break>\r\n|\n|\r|{BLOCK_TAG})|{_ELEMENT}")
 _NAME = re.compile(r"</?([^\s/>]+)")
 
 
@@ -321,7 +328,7 @@ class Mark:
     """A tag before pairs are formed.
 
     role: marks "open" and "close" of the same key are a pair; "break" ends a sentence.  raw: its source.  content: what
-    a reader needs to write it.
+    a reader needs to write it; None if it is text.
     """
 
     role: Literal["open", "close", "empty", "break"]
@@ -369,7 +376,12 @@ def pair_marks(items: Sequence[str | Mark]) -> MarkedText:
 
 
 def find_marks(text: str, pattern: re.Pattern[str]) -> Segment:
-    """Return a text as a segment.
+    """Return a text as a segment; see `split_marks`."""
+    return pair_marks(split_marks(text, pattern)).segment
+
+
+def split_marks(text: str, pattern: re.Pattern[str] = MARKUP) -> list[str | Mark]:
+    """Return the texts and marks of a text.
 
     pattern: its named groups are `element` (a tag in angle brackets), `break` and `empty`.
     """
@@ -384,7 +396,7 @@ def find_marks(text: str, pattern: re.Pattern[str]) -> Segment:
             items.append(Mark("close" if raw.startswith("</") else "open", raw, name[1].partition(".")[0]))
         else:
             items.append(Mark("break" if match.lastgroup == "break" else "empty", raw))
-    return pair_marks([*items, text[end:]]).segment
+    return [*items, text[end:]]
 
 
 def translate_messages(translator: DocumentTranslator, texts: Sequence[str], lines: Sequence[int] = ()) -> list[str]:

@@ -11,18 +11,23 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import DocumentTranslator, find_marks, source_text
 from dragoman.errors import DataError
-from dragoman.markup.segment import Segment
+from dragoman.markup.segment import Segment, Tag
 
 _TIME = r"(?:[0-9]+:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{1,3}"
 _TIMING = re.compile(rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}")
-_MARKS = re.compile(r"(?P<element></?[A-Za-z][^<>]*>)|(?P<empty><[\d:.]+>|\{\\[^{}]*\})")
-"""Tags such as <i> and <v Anna>, times inside a cue, and positions such as {\\an8}."""
+_MARKS = re.compile(
+    r"(?P<element></?[A-Za-z][^<>]*>)|(?P<empty><[\d:.]+>|\{\\[^{}]*\}|(?:\A|(?<=<i>)|(?<=\}))"
+    r"(?:[-–—‐](?=[^\W\d])|(?:>>|&gt;&gt;)))"
+)
+"""Tags such as <i> and <v Anna>, times inside a cue, positions such as {\\an8}, and what begins a turn."""
+_WORD_TIME = re.compile(r"<[\d:.]+>")
 _TURN = re.compile(
-    r"(?:<[^<>]*>|\{[^{}]*\})*\s*(?:[-–—]|[^\W\d_a-z][^\Wa-z]*(?: [^\Wa-z]+){0,2}:\s"
+    r"(?:<[^<>]*>|\{[^{}]*\})*\s*(?:[-–—‐♪♫]|>>|&gt;&gt;|[^\W\d_a-z][^\Wa-z]*(?: [^\Wa-z]+){0,2}:\s"
     r"|(?P<alone>\[[^\[\]]*\]|\([^()]*\))\s*(?:<[^<>]*>)*\Z)"
 )
 """Beginnings of lines that are texts of their own."""
@@ -47,7 +52,7 @@ def _translate(
     lines = _LINE_END.split(text)
     turns = _turns(lines, read is str)
     segments = [_map_text(find_marks(" ".join(lines[i].strip(" \t") for i in turn), _MARKS), read) for turn in turns]
-    answers = translator.segments(segments, [turn[0] + 1 for turn in turns])
+    answers = [_in_order(one) for one in translator.segments(segments, [turn[0] + 1 for turn in turns])]
     translated = [source_text(_map_text(segment, write)) for segment in answers]
     removed: set[int] = set()
     for turn, segment, found in zip(turns, segments, translated, strict=True):
@@ -80,6 +85,16 @@ def _turns(lines: Sequence[str], is_srt: bool) -> list[list[int]]:
     if not cues:
         raise DataError("contains no cue (a line such as 00:00:01,000 --> 00:00:02,000). Give a subtitle file")
     return turns
+
+
+def _in_order(segment: Segment) -> Segment:
+    """Return a translated segment whose times ascend, as WebVTT requires."""
+    times = iter(sorted((tag for tag in segment if _is_time(tag)), key=lambda tag: cast(Tag, tag).pair))
+    return [next(times) if _is_time(item) else item for item in segment]
+
+
+def _is_time(item: str | Tag) -> bool:
+    return isinstance(item, Tag) and _WORD_TIME.fullmatch(item.raw) is not None
 
 
 def _map_text(segment: Segment, convert: Callable[[str], str]) -> Segment:

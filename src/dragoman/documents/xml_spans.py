@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dragoman.documents.plain import decode_text
-from dragoman.documents.segments import Mark, pair_marks
+from dragoman.documents.segments import Mark, pair_marks, source_text, split_marks
 from dragoman.errors import clip
 from dragoman.markup.segment import Segment
 from dragoman.markup.xml import XmlScanner
@@ -241,16 +241,17 @@ class Inline:
         """Return the source of a segment with these tags: that of the document if nothing was changed."""
         if segment == self.segment:
             return self._edits.render(self._node.inner_start, self._node.inner_end)
+        spans = [None if isinstance(item, str) else self._marked.mark(item).content for item in segment]
         return b"".join(
-            escape(item) if isinstance(item, str) else self._edits.render(*self._marked.mark(item).content)
-            for item in segment
+            escape(source_text([item])) if span is None else self._edits.render(*span)
+            for item, span in zip(segment, spans, strict=True)
         )
 
     def _items(self, parent: Node) -> list[str | Mark]:
         items: list[str | Mark] = []
         for child in parent.children:
             if isinstance(child, str):
-                items.append(_SPACES.sub(" ", child) if self._collapse else child)
+                items += split_marks(_SPACES.sub(" ", child) if self._collapse else child)
                 continue
             role = EMPTY if child.name in "!?" else self._role(child)
             if role.kind in ("pair", "break") and child.inner_end > child.inner_start:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.errors import UsageError
 from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
+from dragoman.pipelines.protection import LEADING
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
@@ -106,6 +107,13 @@ def _parts(document: Document) -> Iterator[str | _Run]:
         first, last = 0, len(items)
         while first < last and _is_edge(items[first]):
             first += 1
+        if first < last and items[first].kind == "text" and any(item.kind == "empty" for item in items[:first]):
+            item = items[first]
+            if (leading := LEADING.match(item.text)) and item.raw.startswith(leading[0]):  # stays beside the tag
+                size = leading.end()
+                halves = Item("text", item.raw[:size], item.text[:size]), Item("text", item.raw[size:], item.text[size:])
+                items[first : first + 1] = halves
+                first, last = first + 1, last + 1
         while first < last and _is_edge(items[last - 1]):
             last -= 1
         run = _run(items[first:last], document)

@@ -18,7 +18,7 @@ from dragoman.data.languages import MIN_BYTES, has_other_script, language_probab
 from dragoman.data.literals import has_changed_numbers
 from dragoman.data.profile import TrainingProfile, coverage
 from dragoman.data.sentences import join_parts
-from dragoman.data.spans import find_spans, may_have_spans, shield, span_texts
+from dragoman.data.spans import Patterns, find_spans, may_have_spans, shield, span_texts
 from dragoman.data.words import words_of_line
 from dragoman.decoding.backend import Fault
 from dragoman.decoding.search_types import Hypothesis, Ids, before_end
@@ -39,7 +39,7 @@ Prefix = str | Sequence[str] | None
 """Beginning of the translations: one text for all lines, or one per line."""
 Languages = tuple[str | None, str | None]
 """Codes of source and target language, None for those of the model."""
-Splitting = tuple[bool | None, Languages, re.Pattern[str] | None]
+Splitting = tuple[bool | None, Languages, Patterns]
 """The arguments of `Translator.split_lines` after the texts."""
 
 
@@ -91,7 +91,7 @@ class SplitLine:
     parts: list[Part]
     keep_space: bool
     tag: str = ""
-    protect: re.Pattern[str] | None = None
+    protect: Patterns = ()
     target: str | None = None
 
     @property
@@ -312,7 +312,7 @@ class QualityCheck:
         source = self._tokenizer.known_text(source.strip())
         return coverage(source, target, profile.length_ratio) < profile.least_coverage
 
-    def is_in_other_script(self, text: str, target: str | None, protect: re.Pattern[str] | None = None) -> bool:
+    def is_in_other_script(self, text: str, target: str | None, protect: Patterns = ()) -> bool:
         """Return whether a translation is in another script than its language; False for very short texts.
 
         protect: see `find_spans`; the letters of spans do not count.
@@ -325,7 +325,7 @@ class QualityCheck:
         words = shield(text, find_spans(text, protect))
         return len("".join(filter(str.isalpha, words)).encode()) >= MIN_BYTES and has_other_script(words, scripts)
 
-    def changed_parts(self, source: str, target: str, protect: re.Pattern[str] | None = None) -> list[str]:
+    def changed_parts(self, source: str, target: str, protect: Patterns = ()) -> list[str]:
         """Return the flags of changed numbers, and of spans that differ; protect: see `find_spans`."""
         flags: list[str] = []
         if protect or may_have_spans(source, or_digits=True) or may_have_spans(target, or_digits=True):

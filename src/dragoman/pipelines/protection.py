@@ -21,7 +21,8 @@ _BETWEEN = re.compile(rf"[{SHIELDS}](?:[^\w{SHIELDS}]{{0,3}}[{SHIELDS}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
 _SYMBOL = re.compile("⟦[1-9]⟧")
 _SPACE = re.compile(r"\s")
-_LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
+LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
+"""Punctuation that stays beside a span before it at the beginning of a text."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Mask:
             hole_at, follows = at, end
             at, done = at + len(copied), end
             if is_blank:  # at the beginning, with the punctuation that follows
-                leading = _LEADING.match(shielded, end)
+                leading = LEADING.match(shielded, end)
                 rest = shielded[end : leading.end()] if leading else ""
                 copied, at, done = copied + rest.rstrip(), at + len(rest), done + len(rest)
                 follows, after = done, rest[-1:] if rest[-1:].isspace() else shielded[done : done + 1]

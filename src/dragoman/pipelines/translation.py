@@ -16,6 +16,7 @@ from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
 from dragoman.data.spans import (
     SPAN_KINDS,
+    Patterns,
     compile_patterns,
     count_spans,
     find_spans,
@@ -251,7 +252,7 @@ class Translator(Pipeline):
         pairs: Sequence[tuple[str, str]],
         sentences: bool | None = None,
         languages: Languages = (None, None),
-        protect: re.Pattern[str] | None = None,
+        protect: Patterns = (),
     ) -> list[SplitLine]:
         """Return the parts of texts, each with a prefix, as `split` does; the texts are encoded together."""
         sentences = self.splits_sentences if sentences is None else sentences
@@ -312,15 +313,15 @@ class Translator(Pipeline):
             self.tokenizer.some_direction.between(source, target)
         return source, target
 
-    def _patterns(self, protect: Iterable[str] | None) -> re.Pattern[str] | None:
-        """Return the expression of spans that the model and the user protect.  Raises UsageError."""
+    def _patterns(self, protect: Iterable[str] | None) -> Patterns:
+        """Return the expressions of spans that the model and the user protect.  Raises UsageError."""
         if isinstance(protect, str):
             raise UsageError(
                 f"protect = {protect!r:.60}: must be a list of regular expressions; write [{protect!r:.60}]"
             )
         return compile_patterns((*self.protect, *(protect or ())))
 
-    def _drafts(self, text: str, sentences: bool, protect: re.Pattern[str] | None, case: NormalCase) -> list[_Draft]:
+    def _drafts(self, text: str, sentences: bool, protect: Patterns, case: NormalCase) -> list[_Draft]:
         """Return the sentences of a text, or the text.  List marks and sentences without words are copied.
 
         A sentence does not end within a span.
@@ -356,7 +357,7 @@ class Translator(Pipeline):
         return drafts
 
     def _parts(
-        self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool, protect: re.Pattern[str] | None
+        self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool, protect: Patterns
     ) -> list[Part]:
         """Return a text with these ids, or the parts of one that is too long; a span is not divided.
 
@@ -638,7 +639,7 @@ class Translator(Pipeline):
         parts: Sequence[Part],
         settings: SearchSettings,
         glossary: Glossary | None = None,
-        protect: re.Pattern[str] | None = None,
+        protect: Patterns = (),
     ) -> Generator[SearchCall | AlignCall, Any, None]:
         """Yield the searches of parts of lines, as `searches` does, and set `terms`, `found` and `fault` of each part.
 
@@ -675,7 +676,7 @@ class Translator(Pipeline):
             same = part.seen.strip()
             part.targets = [same if text == mask.text else own for text, own in zip(texts, placed, strict=True)]
 
-    def _has_lost(self, part: Part, mask: Mask, protect: re.Pattern[str] | None) -> bool:
+    def _has_lost(self, part: Part, mask: Mask, protect: Patterns) -> bool:
         """Return whether a translation lost what the model saw of the spans; symbols become spans."""
         if part.spans_as == "nothing":
             return False

@@ -116,6 +116,17 @@ def longer() -> PieceTranslator:
     return PieceTranslator(lambda pieces: [*(piece.upper() for piece in reversed(pieces)), " ", *NASTY])
 
 
+def backwards() -> PieceTranslator:
+    """Upper case, in reversed order, and aligned so."""
+    translator = PieceTranslator(lambda pieces: [piece.upper() for piece in reversed(pieces)])
+
+    def align(pairs: Any, batch_tokens: int) -> Any:
+        return [np.pad(np.eye(len(source) - 1)[::-1], (0, 1)).astype(np.float32) for source, _ in pairs]
+
+    translator.backend.align = align  # type: ignore[method-assign]
+    return translator
+
+
 def translated(format: str, data: bytes | str, translator: Translator | None = None, **options: Any) -> bytes:
     """The content of a document after its translation, to upper case by default."""
     data = data.encode() if isinstance(data, str) else data

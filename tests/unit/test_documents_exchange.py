@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import zipfile
@@ -18,7 +19,18 @@ from odf.table import Table, TableCell, TableRow
 from odf.text import A, Bookmark, H, LineBreak, List, ListItem, Note, NoteBody, NoteCitation, P, S, Span, Tab
 
 from dragoman.errors import DataError, UsageError
-from sample_documents import PieceTranslator, identity, longer, members, says, translated, upper, with_members, zip_of
+from sample_documents import (
+    PieceTranslator,
+    backwards,
+    identity,
+    longer,
+    members,
+    says,
+    translated,
+    upper,
+    with_members,
+    zip_of,
+)
 
 
 def elements(node: Any) -> list[tuple[str, list[Any]]]:
@@ -111,6 +123,49 @@ def test_whitespace_of_xml_is_one_space_unless_it_is_preserved() -> None:
     preserved = XLIFF_1.replace("<source>A copy", '<source xml:space="preserve">A  copy')
     translated("xliff", preserved, translator)
     assert "A  copy" in translator.texts
+    # The value of an element holds for those inside, up to another one.
+    outer = preserved.replace(' xml:space="preserve"', "").replace("<body>", '<body><group xml:space="preserve">')
+    outer = outer.replace("</body>", '</group><trans-unit id="9"><source>In  one</source></trans-unit></body>')
+    translated(
+        "xliff", outer.replace('id="1"><source>', 'id="1" xml:space="default"><source>To '), translator := upper()
+    )
+    assert {"A  copy", "To Click the button now & here.", "In one"} <= set(translator.texts)
+
+
+SEGMENTS = """<source>One. Two.</source><seg-source><mrk mtype="seg" mid="1">One.</mrk> <mrk mtype="seg"
+mid="2">Two.</mrk></seg-source><target><mrk mtype="seg" mid="1"/> <mrk mtype="seg" mid="2"></mrk></target>"""
+TAGS = html.escape("<p>One <b>two</b>.</p><ul><li>three</li><li>four</li></ul>")
+
+
+def unit(content: str) -> str:
+    return re.sub(
+        r"<body>.*</body>", f'<body><trans-unit id="1">{content}</trans-unit></body>', XLIFF_1, flags=re.DOTALL
+    )
+
+
+def test_segments_without_a_translation_and_copies_in_the_initial_state_are_translated() -> None:
+    assert (
+        '<mrk mtype="seg" mid="1">ONE.</mrk> <mrk mtype="seg"\nmid="2">TWO.</mrk>'
+        in translated("xliff", unit(SEGMENTS)).decode()
+    )
+    assert "ONE" not in translated("xliff", unit(SEGMENTS.replace('mid="1"/>', 'mid="1">Eins.</mrk>'))).decode()
+    copy = XLIFF_2.replace("<target></target>", "<target>A range NAME</target>")
+    assert b"A <sc" in translated("xliff", copy) and b'"3"/>RANGE<ec' in translated("xliff", copy)
+    assert b"RANGE" not in translated("xliff", copy.replace("A range NAME", "Ein Bereich NAME"))
+
+
+def test_tags_that_are_text_are_tags_and_divide_it() -> None:
+    tmx = '<tmx><body><tu><tuv xml:lang="en"><seg>{}</seg></tuv></tu></body></tmx>'
+    for format, source in (("xliff", unit(f"<source>{TAGS}</source>")), ("tmx", tmx.format(TAGS))):
+        out = translated(format, source, translator := upper()).decode()
+        assert translator.texts == ["One two.", "three", "four"]
+        assert re.sub("(One|two|three|four)", lambda word: word[0].upper(), TAGS) in out
+
+
+def test_the_ends_of_an_element_of_angular_stay_in_order() -> None:
+    start, end = '<x id="START_TAG_SPAN_1"/>', '<x id="CLOSE_TAG_SPAN"/>'
+    out = translated("xliff", unit(f"<source>one {start}two{end} three</source>"), backwards()).decode()
+    assert f"THREE {start}TWO{end} ONE" in out
 
 
 def test_xliff_of_other_languages_and_versions_is_refused() -> None:

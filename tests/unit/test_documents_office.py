@@ -24,7 +24,7 @@ from pptx.util import Inches
 from dragoman.documents.office import PREFIXES, Paragraph
 from dragoman.documents.xml_spans import Edits, parse_xml
 from dragoman.errors import DataError
-from sample_documents import PieceTranslator, longer, members, translated, upper, with_members, zip_of
+from sample_documents import PieceTranslator, backwards, longer, members, translated, upper, with_members, zip_of
 
 
 def saved(document: Any) -> bytes:
@@ -150,6 +150,17 @@ def test_docx_inline_content_is_kept(kind: str, translator: Callable[[], PieceTr
     for word in ["Before", "after", *re.findall(">(the link|control|inserted)<", inline)]:
         expected = word.upper() if translator is upper else " ".join(word.upper().split()[::-1])
         assert text.count(expected) == 1 and word not in text
+
+
+def test_docx_ends_of_a_bookmark_stay_in_order_and_text_in_it_keeps_its_formatting() -> None:
+    start, end = '<w:bookmarkStart w:id="7" w:name="mark"/>', '<w:bookmarkEnd w:id="7"/>'
+    bold = run(" two ", "<w:rPr><w:b/></w:rPr>")
+    source = docx_with(f"<w:p>{run('one')}{start}{bold}{end}{run('three and more')}</w:p>")
+    out = body_of(translated("docx", source, backwards()))
+    assert re.sub("<[^>]*>", "", out).split() == ["MORE", "AND", "THREE", "TWO", "ONE"]
+    assert re.search(f"{start}<w:r><w:rPr><w:b/></w:rPr><w:t[^>]*>[^<]*TWO[^<]*</w:t></w:r>{end}", out)
+    text = docx_with(f"<w:p>{run('one')}{start}{run(' two')}{end}</w:p>")
+    assert f"{start}<w:r><w:t>TWO</w:t></w:r>{end}" in body_of(translated("docx", text, backwards()))
 
 
 def test_docx_runs_of_equal_formatting_are_one_text() -> None:
@@ -343,6 +354,14 @@ def test_xlsx_inline_strings_are_translated() -> None:
     check_members(source, out, {"xl/worksheets/sheet1.xml"})
     [row] = openpyxl.load_workbook(io.BytesIO(out), rich_text=True).active.iter_rows()
     assert [row[0].value, str(row[1].value), row[2].value, row[3].value] == ["A TABLE <", "SOME BOLD", 3, "=A1"]
+
+
+def test_xlsx_tags_in_a_cell_divide_its_text() -> None:
+    book = openpyxl.Workbook()
+    book.active["A1"] = "<p>One <b>two</b>.</p><ul><li>three</li></ul>"
+    out = translated("xlsx", saved(book), translator := upper())
+    assert translator.texts == ["One two.", "three"]
+    assert openpyxl.load_workbook(io.BytesIO(out)).active["A1"].value == "<p>ONE <b>TWO</b>.</p><ul><li>THREE</li></ul>"
 
 
 # -------------------------------------------------------------------------------------------------- damaged input

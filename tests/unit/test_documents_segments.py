@@ -60,10 +60,25 @@ def test_empty_tags_have_their_spaces_again_except_within_words_and_before_punct
     assert " ," not in result and " !" not in result
 
 
-@pytest.mark.parametrize("segment", [["one ", X, ", two"], ["one (", X, ")."]])
-def test_an_empty_tag_that_stood_apart_does_not_join_a_word(segment: Segment) -> None:
-    _, result = both(segment, says("EINS ZWEI DREI"))
-    assert "<x/> " in result and " <x/>" in result
+def test_an_empty_tag_that_stood_apart_does_not_join_a_word() -> None:
+    assert both(["one ", X, ", two"], says("EINS ZWEI DREI")) == (["one , two"], "EINS <x/> ZWEI DREI")
+
+
+@pytest.mark.parametrize(
+    ("segment", "texts", "expected"),
+    [
+        (["one (", X, ")."], ["one."], "EINS (<x/>) ZWEI"),
+        (["one(", X, ") “", Y, "” two"], ["one two"], "EINS(<x/>) “<y/>” ZWEI"),
+        (["one (", X, ", two)"], ["one (, two)"], "EINS ZWEI <x/>"),
+        ([X, ": one"], ["one"], "<x/>: EINS ZWEI"),
+        ([OPEN, X, CLOSE, ", ", Y, " - one"], ["one"], "<b><x/></b>, <y/> - EINS ZWEI"),
+        ([X, " (one)"], ["(one)"], "<x/> EINS ZWEI"),
+    ],
+)
+def test_brackets_and_punctuation_of_an_empty_tag_stay_with_it(
+    segment: Segment, texts: list[str], expected: str
+) -> None:
+    assert both(segment, says("EINS ZWEI")) == (texts, expected)
 
 
 def test_a_break_inside_a_pair_is_a_space_for_the_model() -> None:

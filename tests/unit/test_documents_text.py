@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dragoman.documents import document_format, translate_bytes, translate_document
 from dragoman.errors import DataError, DragomanError, UsageError
-from sample_documents import PieceTranslator, longer, says, translated, upper
+from sample_documents import PieceTranslator, backwards, longer, says, translated, upper
 from small_run import full_disk
 
 # ------------------------------------------------------------------------------------------------------------ txt
@@ -155,6 +155,11 @@ DIALECTS = [
     "«one» {new Date().a()} «two» {a && b c} «three» {a ? 'b c' : d} «four» :::image alt=\"a b\"::: «five»\n",
     "[«one»](a){ .b target=_blank } «two»{.c}\n@[youtube](a b)\n<<< a b\n«three»\n",
     "«one» <kbd>a *b* c</kbd>+<kbd>d</kbd> «two» <span translate=no>e [f](g)</span> «three» <code>«four»\n",
+    "```{note}\n:class: a b\n\n«one»\n\n- «two»\n```\n«three»\n~~~{admonition} «four»\n«five»\n```\na b\n```\n~~~\n",
+    "«one»\n```{code} a b\nc d\n```\n```{tip}\na b\n",
+    "{% highlight a b %}\nc d\n\ne f\n{% endhighlight %}\n«one»\n{% raw %}\n«two»\n",
+    "«one»\n\n{{< mermaid >}}\na b\n{{< /mermaid >}}\n«two»\n",
+    "«one» \\@ref(fig:a-b) «two» @fig:a.b «three» \\textbf{«four»} H~2~O «x»^2^ «five»\n",
     "- [ ] «one»\n- [x] «two»\n\n<!-- a\nb -->\n\n| «one» | «two» |\n|---|---|\n| «three» | «four» |\n{: .a}\n",
 ]
 """Syntax beyond CommonMark; what is translated stands in quotation marks."""
@@ -260,6 +265,22 @@ def test_speakers_and_lines_in_brackets_are_texts_of_their_own() -> None:
     cue = "<i>[music plays]</i>\n(Tom laughs)\nTOM SMITH: I am\nhere.\nHe (or she)\nis.\n"
     translated("srt", f"1\n00:00:01,000 --> 00:00:02,000\n{cue}", translator := upper())
     assert translator.texts == ["[music plays]", "(Tom laughs)", "TOM SMITH: I am here. He (or she) is."]
+
+
+def test_dashes_notes_and_arrows_begin_turns_and_stay_at_their_beginning() -> None:
+    cue = "-One two.\n<i>-Three</i> four.\n♪ five ♪\n♪ six ♪\n>> Seven.\n>> Eight.\n"
+    out = translated("srt", f"1\n00:00:01,000 --> 00:00:02,000\n{cue}", translator := upper()).decode()
+    assert translator.texts[:2] == ["One two.", "Three four."] and translator.texts[4:] == ["Seven.", "Eight."]
+    assert out.partition(",000\n")[2] == cue.upper().replace("I>", "i>")
+
+
+def test_times_of_words_ascend() -> None:
+    times = [f"<00:01.{n}00>" for n in range(1, 5)]
+    cue = "one" + "".join(
+        f"{time}<c> {word}</c>" for time, word in zip(times, ["two", "three", "four", "five"], strict=True)
+    )
+    out = translated("vtt", f"WEBVTT\n\n00:01.000 --> 00:02.000\n{cue}\n", backwards()).decode()
+    assert re.findall(r"<[\d:.]+>", out) == times and re.sub("<[^>]*>", "", out).split()[-5] == "FIVE"
 
 
 def test_a_cue_never_has_an_empty_line() -> None:

@@ -153,6 +153,11 @@ def test_spans_between_which_a_word_was_lost_stand_apart() -> None:
     assert insert("Ja", holes, [2, 2]) == "Ja #日本 @tom"
 
 
+def test_templates_keep_their_order() -> None:
+    holes = [Hole(3, 3, "{% if a %}", " ", " "), Hole(5, 15, "{b}", " ", " "), Hole(9, 22, "{% endif %}", " ", "")]
+    assert insert("Ein Hund rennt", holes, [14, 8, 3]) == "Ein {% if a %} Hund {b} rennt {% endif %}"
+
+
 @pytest.mark.parametrize("engine", ["native", "pytorch"])
 def test_every_span_survives_on_every_path(tmp_path: Path, engine: EngineChoice) -> None:
     folder = copied_model(tmp_path / "model", seed=1)  # it knows no punctuation, and translates to nonsense

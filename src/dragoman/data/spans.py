@@ -86,7 +86,7 @@ SPAN_KINDS: dict[str, SpanKind] = {
     ),
     "placeholder in braces": SpanKind(
         r"\{\{\{[^{}\n]{1,80}\}\}\}|[\#$]?\{\{[^{}\n]{1,80}\}\}|\{%[^{}\n]{1,80}%\}"  # Mustache, Jinja, Vue
-        r"|[\#$@%]\{[^{}\n]{0,80}\}|\$\([\w.]{1,60}\)"  # shells, JavaScript, Ruby
+        r"|[\#$@%]\{[^{}\n]{0,80}\}|\$\([\w.]{1,60}\)|\{'[^'{}\n]{1,20}'\}"  # shells, JavaScript, Ruby
         r"|\*\|[^|\n]{1,60}\|\*|\[\[[^\[\]\n]{1,80}\]\]|\#\#\w{1,60}\#\#|@@\w{1,60}@@"  # merge fields of mails
         r"|\{\s?[$@]?[\w.\[\]'\"-]{0,60}(?: [A-Za-z]{1,20}){0,2}\??(?:,\s?-?\d{1,4})?(?:![rsa])?"  # Python, .NET, i18n
         r"(?::(?:[^{}\s]{0,30}|[yMdHhmsfFtzEa ,./:'-]{1,40})|\s?\|[^{}\n]{1,60})?\s?\}",
@@ -157,7 +157,9 @@ SPAN_KINDS: dict[str, SpanKind] = {
         rf"|(?:[A-Za-z_]\w{{0,40}}\.){{0,4}}[A-Za-z_]\w{{0,40}}\(\))(?![{_LETTERS}])",
         ("max_tokens", "__init__", "MAX_TOKENS", "os.getcwd()"),
     ),
-    "variable": SpanKind(rf"(?<![{_LETTERS}$])\$[A-Za-z_][{_LETTERS}]{{0,60}}", ("$HOME",)),
+    "variable": SpanKind(
+        rf"(?<![{_LETTERS}$])\$(?:[A-Z][A-Z\d_]{{1,60}}\$|[A-Za-z_][{_LETTERS}]{{0,60}})", ("$HOME", "$USER$")
+    ),
     "name after a colon": SpanKind(
         rf"(?<![{_LETTERS}:/.\])}}>]):(?:[A-Za-z_][{_LETTERS}-]{{0,60}}(?::|(?![{_LETTERS}:]))|[+-]1:)",
         (":name", ":smile:"),

@@ -64,7 +64,8 @@ FORMATS = {
         Format("po", (".po", ".pot"), "exchange:translate_po", "entries without a translation, with plural forms",
                "existing translations, fuzzy ones as well; comments, header, obsolete entries"),
         Format("xliff", (".xliff", ".xlf"), "exchange:translate_xliff",
-               "units without a target, and targets in the state `new` or `needs-translation` (1.2, 2.0)",
+               "units without a target, targets in the state `new` or `needs-translation` (1.2), and copies of the "
+               "source in the state `initial` (2.0)",
                _TRANSLATIONS),
         Format("tmx", (".tmx",), "exchange:translate_tmx",
                "units with a text in the source language of the model and none in its target language",

@@ -53,7 +53,7 @@ def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
     front = _FRONT_MATTER.match(text)
     start = front.end() if front else 0
     reader = parser.MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
-    reader.block.ruler.after("fence", "syntax", read_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    reader.block.ruler.before("fence", "syntax", read_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     reader.inline.ruler.before("escape", "syntax", read_inline)
     lines = [match.span() for match in _LINE.finditer(text, start)]
     environment: dict[str, Any] = {}  # the references

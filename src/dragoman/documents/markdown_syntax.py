@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-_FIRST = frozenset("[{<:!?=/\\$%-;@+*|#(.ie")
+_FIRST = frozenset("[{<:!?=/\\$%-;@+*|#(.ie`~")
 """Beginnings of lines of syntax."""
 _KEPT = re.compile(
     r"\[![\w-][^\n]*\]|\[{1,2}_?toc_?\]{1,2}|@\[[^\n]*|:{2,}[^\n]*|/{3,}[ \t][^\n]*|/{3,}|\([\w-]+\)="
@@ -27,6 +27,7 @@ _TITLES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = (
     (re.compile(r'(?:!!!|\?\?\?\+?|===[!+]?)[\w \t-]*[ \t]"([^"\n]+)"'), {'"': "'"}),
     (re.compile(r":{2,20}+[ \t]*[\w-]+\[([^\[\]\n]+)\](?:\{[^{}\n]*\})?"), {"[": "(", "]": ")"}),
     (re.compile(r":{3,20}+[ \t]*[\w-]+[ \t]+([^\s{][^{}=\n]*)"), {}),
+    (re.compile(r"(?:`{3,20}+|~{3,20}+)[ \t]*\{admonition\}[ \t]+(\S[^\n]*)"), {}),
     (re.compile(r"/{3,20}+[ \t]+[\w-]+[ \t]+\|[ \t]*(\S[^\n]*)"), {}),
 )
 """Lines with a title, and what replaces characters that would end it."""
@@ -34,11 +35,18 @@ _INDENTED = re.compile(
     r'(?:!!!|\?\?\?\+?)[ \t]*(?:[\w-]+(?:[ \t]+[\w-]+){0,2}(?:[ \t]+"[^"\n]*")?|"[^"\n]*")|===[!+]?[ \t]+"[^"\n]+"'
 )
 """Heads of indented blocks."""
+_FENCED = re.compile(
+    r"(`{3,20}+|~{3,20}+)[ \t]*\{(?:admonition|attention|caution|danger|error|hint|important|note|seealso|tip|warning"
+    r"|deprecated|versionadded|versionchanged|margin|sidebar|dropdown|card|tab-item)\}[^\n]*\Z"
+)
+"""Directives of MyST whose content is text, between marks of code."""
 _PREFIX = re.compile(r":[ \t]+(?=\S)|\[\^[^\[\]\s]+\]:|\*\[[^\[\]\n]+\]:|\|(?=[ \t])|(?:#\.|\(@[\w-]*\))(?=[ \t])")
 """What stands before a paragraph on the same line."""
 _OPTION = re.compile(r":[\w-]+:[^\n]*")
 _RULE = re.compile(r"\+[-=:+]{2,}\+")
 _CODE = re.compile(r":{3,}[ \t]*\{?(?:mermaid|plantuml|math|code|raw|include|literalinclude|toctree|csv-table)\b")
+_VERBATIM = re.compile(r"\{(?:%-?|\{[<%])[ \t]*(highlight|raw|verbatim|comment|mermaid|math|katex|code)\b")
+"""Code in templates of Jekyll, Liquid and Hugo."""
 _CLOSINGS = {"$$": "$$", "%%": "%%", "\\[": "\\]", "\\begin{": "\\end{"}
 _FORMULA = re.compile(r"\$\$|%%|\\\[|\\begin\{")
 _SETTING = re.compile(r"[a-z][\w-]*:(?:[ \t][^\n]*)?|-[ \t][^\n]*")
@@ -62,11 +70,15 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
     line = state.src[first:last].rstrip()
     if line[0] == "|" and state.parentType == "table":
         return False
+    fenced = _FENCED.match(line)
+    last = _after(state, "fence", start + 1, end, lambda text: text.startswith(fenced[1])) if fenced else 0
+    if line[0] in "`~" and not last:
+        return False
     indented, prefix = _INDENTED.fullmatch(line), _PREFIX.match(line)
     titles = ((form.fullmatch(line), replaced) for form, replaced in _TITLES)
     title, replaced = next((found for found in titles if found[0]), (None, {}))
-    after = 0 if indented or prefix else _end(state, line, start, end)
-    if not (indented or prefix or title or after):
+    after = 0 if indented or prefix or fenced else _end(state, line, start, end)
+    if not (indented or prefix or title or after or last):
         return False
     if silent:
         return True
@@ -77,7 +89,13 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
         token.meta = {"replaced": replaced}
         state.push("paragraph_close", "p", -1)
     state.line = after or start + 1
-    if indented:
+    if last:
+        first = start + 1
+        while _OPTION.fullmatch(_text(state, first)):
+            first += 1
+        _read_within(state, first, last - 1, state.blkIndent)
+        state.line = last
+    elif indented:
         _read_indented(state, start + 1, end)
     elif prefix:
         _read_after(state, start, end, first + prefix.end())
@@ -94,6 +112,10 @@ def _end(state: Any, line: str, start: int, end: int) -> int:
             found = _after(state, formula[0], after, end, lambda text: closing in text or (is_short and not text))
             return found if found and closing in _text(state, found - 1) else 0
         return after if not rest.partition(closing)[2].strip(" \t.,") or formula[0] == "\\begin{" else 0
+    if verbatim := _VERBATIM.match(line):
+        last = re.compile(rf"\{{(?:%-?[ \t]*end|\{{[<%][ \t]*/[ \t]*){verbatim[1]}\b")
+        if found := _after(state, "verbatim", start, end, lambda text: last.search(text) is not None):
+            return found
     if line[0] == "{" or _ELEMENT.match(line):
         return _end_of_groups(state, start, end)
     if _MODULE.match(line) and not state.level and not state.tShift[start]:
@@ -177,6 +199,11 @@ def _read_indented(state: Any, start: int, end: int) -> None:
     indent, stop = state.blkIndent + 4, start
     while stop < end and (state.isEmpty(stop) or state.sCount[stop] >= indent):
         stop += 1
+    _read_within(state, start, stop, indent)
+
+
+def _read_within(state: Any, start: int, stop: int, indent: int) -> None:
+    """Read lines as a block of their own."""
     before = state.blkIndent, state.lineMax
     state.blkIndent, state.lineMax = indent, stop  # a paragraph does not go on after the block
     state.push("syntax_open", "", 1)
@@ -218,6 +245,8 @@ _INLINE = re.compile(
     r"|\{(?=[^{}\n]*\})[^{}\n]*(?:\w\(|=>|&&|\|\||==|\? ?['\"<])[^{}\n]*\}"  # expressions of MDX
     r"|\{[\w:.+-]+\}(?=`)|:::[a-z-]+[^:\n]*:::"  # roles of MyST, directives
     r"|(?<![\w:]):[a-z+-][\w+-]*:(?![\w:])"  # names of emoji
+    r"|\\@ref\([^()\n]+\)|(?<![\w@])@(?:fig|tbl|tab|sec|eq|lst|thm)[:-][\w:.-]*\w"  # cross references
+    r"|(?<=\w)~(?!~)[^\s~]{1,12}~(?!~)|(?<=\w)\^[^\s^]{1,12}\^"  # H~2~O, x^2^
     r"|\+\+[\w-]+(?:\+[\w-]+)+\+\+|%%[^%\n]+%%|(?<=\s)\^[\w-]+(?=\n|\Z)"  # keys, comments, names of blocks
 )
 _TASK = re.compile(r"\[[ xX]\] ")
@@ -228,15 +257,16 @@ _TAG = re.compile(
 """A tag with expressions in its attributes."""
 _AROUND = re.compile(
     r"(?P<open>(?<![\w:]):[A-Za-z][\w-]*\[|\[)(?P<text>[^\[\]\n]+)(?P<close>\](?:\{[^{}\n]*\})?)"
+    r"|(?P<command>\\(?:text(?:bf|it|tt|sc)|emph|underline)\{)(?P<argument>[^{}\n]+)\}"
     r"|(?P<mark>(?<!\w)(?:==|\+\+))(?P<marked>[^\s=+](?:[^=+\n]*[^\s=+])?)(?P=mark)(?!\w)"
 )
-"""Text with attributes, labels of directives, and marked text."""
+"""Text with attributes, labels of directives, commands of LaTeX, and marked text."""
 
 
 def read_inline(state: Any, silent: bool) -> bool:
     """Read syntax in running text: a rule of `markdown_it.MarkdownIt.inline`."""
     text, position = state.src, state.pos
-    if text[position] not in "[!$\\{:<=+%^":
+    if text[position] not in "[!$\\{:<=+%^~@":
         return False
     tag = _TAG.match(text, position)
     kept = tag or _INLINE.match(text, position) or (None if position else _TASK.match(text))
@@ -249,7 +279,7 @@ def read_inline(state: Any, silent: bool) -> bool:
     if not around or around.end() > state.posMax or (around["open"], around["close"]) == ("[", "]"):
         return False
     if not silent:
-        inner = "marked" if around["mark"] else "text"
+        inner = "marked" if around["mark"] else "argument" if around["command"] else "text"
         end = state.posMax
         state.push("syntax_open", "", 1).markup = text[position : around.start(inner)]
         state.pos, state.posMax = around.span(inner)

@@ -209,10 +209,13 @@ def _strip(core: Segment) -> tuple[Segment, Segment]:
 
     Punctuation after such tags at the beginning stays with them.
     """
-    cut = _textless(core, "open")
-    before, core[:] = core[:cut], core[cut:]
-    if before and core and isinstance(core[0], str) and (leading := LEADING.match(core[0])):
-        before, core[0] = [*before, leading[0]], core[0][leading.end() :]
+    before: Segment = []
+    while cut := _textless(core, "open"):
+        before, core[:] = [*before, *core[:cut]], core[cut:]
+        leading = LEADING.match(core[0]) if core and isinstance(core[0], str) else None
+        if leading:
+            before.append(leading[0])
+            core[:1] = [rest] if (rest := leading.string[leading.end() :]) else []
     cut = len(core) - _textless(core[::-1], "close")
     after, core[:] = core[cut:], core[:cut]
     if core and isinstance(core[0], str):

@@ -27,14 +27,13 @@ import zstandard
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.reading import COMPRESSED_SUFFIXES, open_regular, plain_suffix
 
-NOT_LINES = (
-    ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".parquet", ".arrow", ".zip", ".bin", ".pdf", ".doc", ".docx", ".rtf",
-    ".odt", ".xls", ".xlsx", ".ppt", ".pptx", ".epub", ".yml", ".yaml", ".properties", ".strings", ".xml", ".resx",
-    ".usfm", ".sfm", ".ass", ".ssa", ".sub", ".ods", ".odp", ".odg", ".tar", ".tgz", ".7z", ".rar", ".po", ".pot",
-    ".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff", ".xcstrings", ".arb", ".ts", ".srt", ".vtt", ".sbv", ".lrc",
-    ".ttml", ".html", ".htm", ".xhtml", ".md", ".markdown", ".mdx", ".qmd", ".rmd", ".rst", ".adoc", ".tex", ".php",
-    ".vue", ".svg", ".ini", ".docm", ".dotx", ".pptm", ".ppsx", ".potx", ".xlsm", ".xltx", ".ott",
-)  # fmt: skip
+_NOT_LINES = """
+csv tsv json jsonl tmx parquet arrow zip bin pdf doc docx rtf odt xls xlsx ppt pptx epub yml yaml properties
+strings xml resx usfm sfm ass ssa sub ods odp odg tar tgz 7z rar po pot xlf xliff sdlxliff mqxliff mxliff
+xcstrings arb ts srt vtt sbv lrc ttml html htm xhtml md markdown mdx qmd rmd rst adoc tex php vue svg ini docm
+dotx pptm ppsx potx xlsm xltx ott
+"""
+NOT_LINES = {f".{name}" for name in _NOT_LINES.split()}
 """Suffixes of tables, documents and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
 

@@ -111,7 +111,10 @@ def _parts(document: Document) -> Iterator[str | _Run]:
             item = items[first]
             if (leading := LEADING.match(item.text)) and item.raw.startswith(leading[0]):  # stays beside the tag
                 size = leading.end()
-                halves = Item("text", item.raw[:size], item.text[:size]), Item("text", item.raw[size:], item.text[size:])
+                halves = (
+                    Item("text", item.raw[:size], item.text[:size]),
+                    Item("text", item.raw[size:], item.text[size:]),
+                )
                 items[first : first + 1] = halves
                 first, last = first + 1, last + 1
         while first < last and _is_edge(items[last - 1]):

@@ -45,9 +45,11 @@ _NAME = re.compile(rf"<(/?)([A-Za-z][^{_S}/>]*+)")
 _AFTER_NAME = re.compile(rf"[{_S}/]++|{_ATTRIBUTE}|=")
 _VALUE = re.compile(rf"""([^{_S}/>=]++)([{_S}]*+=[{_S}]*+)("[^"]*+"|'[^']*+'|[^{_S}>"'][^{_S}>]*+)|{_ATTRIBUTE}""")
 _OTHER = re.compile(
-    r"<!--(?:-?>|.*?(?:--!?>|\Z))|<!\[CDATA\[.*?(?:\]\]>|\Z)|<(?:[!?]|/(?=[^A-Za-z]))[^>]*+(?:>|\Z)", re.S
+    r"<!--(?:-?>|.*?(?:--!?>|\Z))|<!\[CDATA\[.*?(?:\]\]>|\Z)|<%.*?(?:%>|\Z)|<\?(?=php|=).*?(?:\?>|\Z)"
+    r"|<(?:[!?]|/(?=[^A-Za-z]))[^>]*+(?:>|\Z)",
+    re.S,
 )
-"""Comments, CDATA sections, processing instructions and declarations."""
+"""Comments, CDATA sections, templates, processing instructions and declarations."""
 _PAGE = re.compile(r"<(?:html|body)(?=\s)[^<>]*>", re.IGNORECASE)
 _LANGUAGE = re.compile(r"(\s(?:xml:)?lang\s*=\s*[\"']?)([\w-]+)", re.IGNORECASE)
 _XHTML = "http://www.w3.org/1999/xhtml"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dragoman.data.sentences import is_spaceless
 from dragoman.data.spans import span_texts
 from dragoman.errors import UsageError, clip
+from dragoman.pipelines.protection import PAIRS
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Term
@@ -36,7 +37,10 @@ class Tag:
 
 @dataclass(frozen=True)
 class _Mark(Tag):
-    """A pair of tags around the mark of a note or an exponent, which is moved as a whole.  items: of the segment."""
+    """What is moved as a whole: a pair of tags around the mark of a note or an exponent, or an empty tag in brackets.
+
+    items: of the segment.
+    """
 
     items: tuple[str | Tag, ...] = ()
 
@@ -150,7 +154,7 @@ def _translate_window(
         for i, blocks in zip(tagged, aligned, strict=True):
             project_nodes(roots[i], texts[i], translations[i].text, blocks)
             results[i] = _write(roots[i], segments[i], translations[i].text)
-    return [[one for item in each for one in (item.items if isinstance(item, _Mark) else (item,))] for each in results]
+    return [_without_marks(each) for each in results]
 
 
 def _divided_spans(segment: Segment, text: str) -> set[str]:
@@ -161,7 +165,9 @@ def _divided_spans(segment: Segment, text: str) -> set[str]:
 
 
 def _with_marks(segment: Segment) -> Segment:
-    """Return a segment with an empty tag in place of each mark: a number or a star that ends a word."""
+    """Return a segment with an empty tag in place of each mark (a number or a star that ends a word), and of an empty
+    tag with the brackets or quotation marks that surround nothing else, and the space before them."""
+    segment = list(segment)
     closes = {item.pair: i for i, item in enumerate(segment) if isinstance(item, Tag) and item.kind == "close"}
     result: Segment = []
     index, last = 0, ""
@@ -177,8 +183,32 @@ def _with_marks(segment: Segment) -> Segment:
                 result.append(_Mark("empty", item.raw, item.pair, tuple(inside)))
                 index = end
                 continue
+        elif item.kind == "empty" and result and isinstance(before := result[-1], str):
+            after = segment[index + 1] if index + 1 < len(segment) else ""
+            closing = PAIRS.get(before[-1:])
+            if isinstance(after, str) and closing and after[:1] == closing:
+                text = before[:-1].rstrip()
+                result[-1:] = [text] if text else []
+                result.append(_Mark("empty", item.raw, item.pair, (before[len(text) :], item, closing)))
+                index += 1
+                segment[index] = after[1:]
+                continue
         result.append(item)
         index += 1
+    return result
+
+
+def _without_marks(segment: Segment) -> Segment:
+    """Return a translated segment with the items of its marks; brackets are separated from words as in the source."""
+    result: Segment = []
+    for number, item in enumerate(segment, start=1):
+        items = list(item.items) if isinstance(item, _Mark) else [item]
+        if isinstance(item, _Mark) and isinstance(opening := items[0], str):
+            last, following = result[-1] if result else " ", segment[number] if number < len(segment) else ""
+            items[0] = opening.lstrip() if isinstance(last, str) and last[-1:].isspace() else opening
+            if opening[0].isspace() and isinstance(following, str) and following[:1].isalnum():
+                items.append(" ")
+        result += items
     return result
 
 

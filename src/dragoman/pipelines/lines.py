@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field

@@ -16,11 +16,13 @@ from dragoman.tokenizers.tokenizer import SYMBOLS
 
 _CLOSING = ".,:;!?)]}»”’…。，、：；！？）」』\"'"
 _OPENING = "([{«“‘„¿¡（「『"
-_PAIRS = dict(zip("([<“„«‹‘\"'「", ")]>”“»›’\"'」", strict=True))
+PAIRS = dict(zip("([<“„«‹‘\"'「", ")]>”“»›’\"'」", strict=True))
 _BETWEEN = re.compile(rf"[{SHIELDS}](?:[^\w{SHIELDS}]{{0,3}}[{SHIELDS}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
 _SYMBOL = re.compile("⟦[1-9]⟧")
 _SPACE = re.compile(r"\s")
+_CONTROLS = ("{%", "<%", "<?", "{{#", "{{/")
+"""Beginnings of spans whose order is that of the source, such as {% if a %} and {% endif %}."""
 LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
 """Punctuation that stays beside a span before it at the beginning of a text."""
 
@@ -78,7 +80,7 @@ class Mask:
         for match in _BETWEEN.finditer(shielded):
             start, end = match.span()
             # Brackets and quotation marks that surround nothing but the spans belong to them.
-            while start > done and _PAIRS.get(shielded[start - 1], "") == shielded[end : end + 1] != "":
+            while start > done and PAIRS.get(shielded[start - 1], "") == shielded[end : end + 1] != "":
                 start, end = start - 1, end + 1
             keep(start)
             copied = unshield(shielded[start:end], left)
@@ -157,7 +159,11 @@ class AlignCall:
 
 def insert(target: str, holes: Sequence[Hole], places: Sequence[int]) -> str:
     """Return a translation with the spans of `holes` at their places, between words, with spaces as in the source."""
-    order = sorted((_between_words(target, places[i], hole), i) for i, hole in enumerate(holes))
+    at = [_between_words(target, place, hole) for place, hole in zip(places, holes, strict=True)]
+    controls = [i for i, hole in enumerate(holes) if hole.copied.startswith(_CONTROLS)]
+    for i, place in zip(controls, sorted(at[i] for i in controls), strict=True):
+        at[i] = place
+    order = sorted((place, i) for i, place in enumerate(at))
     text, done = "", 0
     for number, (place, index) in enumerate(order):
         hole = holes[index]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -356,9 +355,7 @@ class Translator(Pipeline):
             at = end
         return drafts
 
-    def _parts(
-        self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool, protect: Patterns
-    ) -> list[Part]:
+    def _parts(self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool, protect: Patterns) -> list[Part]:
         """Return a text with these ids, or the parts of one that is too long; a span is not divided.
 
         strip: translate the parts without the whitespace around them.

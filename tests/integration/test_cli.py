@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,6 +217,10 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
     assert f"the best model of {run} is unchanged; to use the average: dragoman translate {folder}\n" in err
     scores = json.loads((folder / "meta.json").read_bytes())["scores"]
     assert f"{scores['valid_loss']:.2f} average" in err and "bleu" in scores
+    shutil.rmtree(folder)
+    (place / "data" / "valid.src").rename(place / "moved")
+    assert "the average was not validated: that needs a model" in cli("average", run, "--last", "2")[2]
+    (place / "moved").rename(place / "data" / "valid.src")
     code, out, _ = cli("info", place / "runs" / "tiny", "--json")
     assert code == 0 and isinstance(json.loads(out), dict)
     code, out, _ = cli("info", place / "runs" / "tiny")

@@ -401,12 +401,28 @@ def test_one_label_for_all(name: str, data: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_label_is_named_with_its_line(data: Path, tmp_path: Path) -> None:
     for name, file, lines, message in (
-        ("tagged", "valid.tags", ["the/DT", "dog/NNN"], r"valid\.tags, line 2: the label 'NNN' .*did you mean 'NN'"),
+        ("tagged", "valid.tags", ["dog/NNN"], r"valid\.tags: none of its labels occurs in the training data"),
         ("first", "valid.tsv", ["red\tx", "blue\ty"], r"valid\.tsv, line 2: the label 'blue' .* accepted: plain, red"),
     ):
         write_lines(tmp_path / file, lines)
         with pytest.raises(DataError, match=message):
             opened(name, data, tmp_path, f"data.valid={tmp_path / file}").validation()
+
+
+def test_rare_tags_of_the_validation_text_count_as_errors(data: Path, tmp_path: Path) -> None:
+    scores, messages = [], Messages()
+    for name, lines in (("known", ["the/DT", "the/DT", "dog/NN"]), ("rare", ["the/DT", "dog/NNN", "the/DT", "dog/NN"])):
+        write_lines(tmp_path / name, lines)
+        task = open_task(config_of("tagged", data, f"data.valid={tmp_path / name}"), tmp_path / "prepared", messages)
+        score, network = task.validation(), build_for(task.config, task.vocabulary).eval()
+        assert score is not None
+        scores.append(score(network))
+    known, rare = scores
+    assert any("1 of 4 labels do not occur in the training data ('NNN')" in text for text in messages.texts)
+    assert rare == {
+        "valid_loss": pytest.approx(known["valid_loss"]),
+        "accuracy": pytest.approx(known["accuracy"] * 0.75),
+    }
 
 
 def test_images_that_do_not_fit_the_model_are_refused(data: Path, tmp_path: Path) -> None:

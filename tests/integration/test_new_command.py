@@ -92,7 +92,7 @@ def test_text_in_the_target_language_gives_stages_that_train(tmp_path: Path, cli
 def test_a_model_is_fine_tuned_with_some_of_its_own_text(tmp_path: Path, cli: Cli) -> None:
     data = write_corpus(tmp_path / "old", train=240)
     train(small_config(data, "train.optimizer.kind=muon", "train.clip_norm=0.7", "train.budget=4 steps",
-                       "data.target_language=fr"), tmp_path / "model")  # fmt: skip
+                       "data.target_language=fr", "data.protect=0.1"), tmp_path / "model")  # fmt: skip
     source, target = write_two(tmp_path)
 
     code, out, err = cli("new", source, target, "--from", "model", "--budget", "2 min")
@@ -104,6 +104,7 @@ def test_a_model_is_fine_tuned_with_some_of_its_own_text(tmp_path: Path, cli: Cl
     assert old.source == str(data / "train.src") and 270 / (270 + old.weight * 240) == pytest.approx(2 / 3, abs=0.01)
     assert config.parallel.also_valid["general"].target == str(data / "valid.tgt")
     assert (config.train.optimizer.kind, config.train.clip_norm) == ("muon", 0.7)
+    assert (config.parallel.context, config.parallel.protect) == (1, 0.1)
     assert getattr(config.train.schedule, "peak") == 1e-2 / 4 and config.model.d_model == 16  # noqa: B009
     result = train(config, tmp_path / "run")
     assert result.progress.step == 4 and result.scores["general.valid_loss"] > 0

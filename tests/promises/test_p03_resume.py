@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from dragoman.errors import ConfigError, TrainingError, UsageError
-from dragoman.io.run_log import Reporter, Status, read_log
+from dragoman.io.run_log import Messages, Reporter, Status, read_log
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_pointer, verify
 from dragoman.training.run import average_run, validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
@@ -272,6 +272,22 @@ def test_changed_data_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="training data changed since this run started"):
         train(small_config(data, "train.budget=12 steps"), tmp_path / "run")
     assert weights(tmp_path / "run") == kept
+
+
+def test_scores_of_other_validation_text_are_not_compared(data: Path, tmp_path: Path) -> None:
+    run, lines = tmp_path / "run", (data / "valid.tgt").read_text().splitlines()
+    write_lines(data / "valid.tgt", ["q"] * len(lines))  # easier: one unknown token
+    first = train(small_config(data, "train.budget=12 steps"), run).progress
+    assert (first.best_step, len(first.valid)) == (12, 16)
+    write_lines(data / "valid.tgt", lines)
+    messages = Messages()
+    second = train(small_config(data, "train.budget=18 steps"), run, reporter=messages).progress
+    assert first.best is not None and second.best is not None and second.best < first.best
+    assert (second.best_step, second.stale, find_model(run).name) == (18, 0, "00000018")
+    (said,) = [text for text in messages.texts if "changed since this run was interrupted" in text]
+    assert said.endswith("(until now: step 12)") and second.valid != first.valid
+    assert train(small_config(data, "train.budget=24 steps"), run, reporter=(again := Messages())).progress.step == 24
+    assert not any("cannot be compared" in text for text in again.texts)
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "flipped"])

@@ -184,7 +184,8 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
         f"{wrong[0]}: no such folder (did you mean '{good}'?); accepted: a run folder",
         f"{wrong[1]}: no run (neither it nor a folder in it contains config.toml",
         f"{wrong[2]}: no run (it is a file)",
-        f"{empty}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {empty}",
+        f"{empty}: log.jsonl has no rows, which are written every train.log_every steps and after validations; "
+        f"continue with: dragoman train CONFIG --out {empty}, or train longer or with data.valid",
         f"{lost}/checkpoints/00000012: missing, but",
         "model.safetensors: not a safetensors file",
     ):

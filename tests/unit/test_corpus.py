@@ -108,7 +108,7 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
         {"en": "one", "de": "eins", "translation": {"en": "uno"}},
         {"en": "t\nwo", "de": "zwei", "translation": {"en": "due"}},
     ]
-    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)).encode() + b"\n\n \n")
     assert list(read_pairs(CorpusSpec(path=path, source_key="en", target_key="de")))[1] == SentencePair(
         "t wo", "zwei", 2
     )
@@ -120,7 +120,7 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
 
 def test_at_most_five_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     rows = [
-        b'{"s": "a", "t": "b"}', b'{"s": "a"', b'{"s": "a", "u": "b"}', b"[]", b'{"s": 3, "t": "b"}', b"", b"{}",
+        b'{"s": "a", "t": "b"}', b'{"s": "a"', b'{"s": "a", "u": "b"}', b"[]", b'{"s": 3, "t": "b"}', b"a", b"{}",
         b"{}",
     ]  # fmt: skip
     spec = CorpusSpec(path=write(tmp_path / "a.jsonl", b"\n".join(rows)), source_key="s", target_key="t")

@@ -20,6 +20,7 @@ from rich.console import Console
 from dragoman.advice import doctor, measurement
 from dragoman.advice.diagnosis import Diagnosis, Finding, print_diagnosis
 from dragoman.advice.examine import examine
+from dragoman.config import dump_toml, parse_config
 from dragoman.data.corpus import CorpusSpec
 from dragoman.data.languages import LanguageCheck
 from dragoman.errors import UsageError
@@ -407,6 +408,17 @@ def test_a_problem_found_by_the_examination_is_reported_once(tmp_path: Path) -> 
 
     errors = [finding for finding in found.findings if finding.severity == "error"]
     assert not found.healthy and len(errors) == 1 and "60" in errors[0].what and "59" in errors[0].what, errors
+
+
+def test_validation_data_of_other_kinds_are_read(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("good\tone two\nbad\tthree four\n" * 20)
+    (tmp_path / "valid.tsv").write_text("good\tone\nfair\ttwo\n")
+    data = {"kind": "labelled", "root": str(tmp_path), "train": ["train.tsv"], "valid": "valid.tsv"}
+    model = {"architecture": "encoder_only", "d_model": 8, "d_ff": 8, "n_heads": 2, "n_layers": 1, "pooling": "mean"}
+    document = {"data": data, "model": model, "tokenizer": {"kind": "char"}}
+    (tmp_path / "run.toml").write_text(dump_toml(parse_config(document)))
+    (error,) = [finding for finding in doctor.diagnose(tmp_path / "run.toml").findings if finding.severity == "error"]
+    assert "valid.tsv, line 2: the label 'fair' does not occur in the training data" in error.what
 
 
 def test_seconds_and_minutes() -> None:

@@ -55,6 +55,15 @@ def warnings(config: Config) -> list[str]:
 PAIRS = digit_pairs(600)
 
 
+@pytest.mark.parametrize(("header", "is_said"), [("en\tde", True), ("source\ttarget", True), ("one\teins", False)])
+def test_the_header_of_a_tsv_file_is_a_pair(header: str, is_said: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("\n".join([header, *map("\t".join, PAIRS[:300])]) + "\n")
+    said = warnings(parse_config({"data": {"train": [{"path": str(tmp_path / "a.tsv")}]}}))
+    assert [text.partition("a.tsv ")[2] for text in said] == [
+        f"names the columns ({header.replace(chr(9), ', ')}); it is learned as a pair; remove the line"
+    ] * is_said
+
+
 def test_good_data_passes_in_silence(tmp_path: Path) -> None:
     assert warnings(config(corpus(tmp_path, "a", PAIRS[:500]), valid=corpus(tmp_path, "v", PAIRS[500:]))) == []
 

@@ -270,6 +270,13 @@ def test_the_document_of_finished_stages_may_not_change(run: Path) -> None:
     with pytest.raises(UsageError, match="run: a run with stages"):
         train(small_config(Path("data")), run)
     stage = plan(staged())[1]
+    text = stage.paths[0].read_text(encoding="utf-8")
+    stage.paths[0].write_text(text + "more\n", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"mono\.tgt: the text has changed(.|\n)*Remove this folder, and those of the"
+    ):
+        train_stages(plan(staged()))
+    stage.paths[0].write_text(text, encoding="utf-8")
     stage.files[0].write_text("other\n", encoding="utf-8")
     with pytest.raises(ModelFolderError, match=r"text\.en changed since the stage ended"):
         train_stages(plan(staged()))

@@ -15,7 +15,7 @@ from dragoman.advice.text import detect_languages
 from dragoman.config import Config, load_config, read_document
 from dragoman.config.stages import Stage, load_stages
 from dragoman.data.corpus import CorpusSpec, corpus_spec
-from dragoman.data.precheck import replaced_characters
+from dragoman.data.precheck import text_warnings
 from dragoman.data.readers.tables import ACCEPTED, table_format
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.extras import wing
@@ -140,12 +140,13 @@ def _diagnose_run(config: Config, where: str, scratch: Path) -> tuple[Diagnosis,
     problem, run = "", None
     messages = Messages()
     try:
-        empty: dict[str, object] = {"valid": None, "also_valid": {}}
-        unset = {key: value for key, value in empty.items() if hasattr(config.data, key)}
-        without_validation = config.data.model_copy(update=unset)
-        run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", messages)
+        data = config.data
+        if config.data.about.translates:  # the examination reads the validation text
+            data = data.model_copy(update={"valid": None, "also_valid": {}})
+        run = open_run(config.model_copy(update={"data": data}), scratch / "run", messages)
+        run.task.validation()  # refuses what it cannot read
     except DragomanError as error:  # the findings of the examination are more precise
-        problem = str(error)
+        run, problem = None, str(error)
     if config.data.about.translates:
         diagnosis = _examined(config, run)
     else:
@@ -169,7 +170,7 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
         encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target), rules=data.filter,
     )  # fmt: skip
     with suppress(DataError):  # the examination reports files that cannot be read
-        for key, what, advice in replaced_characters(config):
+        for key, what, advice in text_warnings(config):
             diagnosis.add("warning", what, key, advice)
     return diagnosis
 

@@ -57,6 +57,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     match kind:
         case "extra_forbidden":
             known = sorted(section.model_fields, key=lambda key: key not in ("kind", "architecture"))
+            known += ["stage", "tune"] if {"data", "train"} <= {*known} else []
             return f"{name}: no such key{_elsewhere(section, path, siblings, root)}; accepted here: {', '.join(known)}"
         case "too_short":
             return f"{name} = {shown(value)}: empty; at least one entry is required"
@@ -78,7 +79,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
             near = nearest(value, re.findall("'([^']*)'", expected)) if isinstance(value, str) else ""
             return f"{name} = {shown(value)}{near}; accepted: {expected}"
         case "model_type" | "model_attributes_type" if tags:
-            return f"{name} = {shown(value)}: write {name}.kind = ..., one of {tags}"
+            return f"{name} = {shown(value)}: write {name}.{tag_key(variants[0])} = ..., one of {tags}"
         case "bool_for_number":
             return f"{name} = {shown(value)}: must be a number, not true or false{limits and f'; accepted: {limits}'}"
         case "string_pattern_mismatch" if form := next((_FORMS[part] for part in path if part in _FORMS), ""):

@@ -25,6 +25,7 @@ from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.languages import FREQUENT_WORDS, SCRIPTS, LanguageCheck, file_language, language_code
 from dragoman.data.misalignment import Shift, line_features, misalignment, shifted_range, text_features
+from dragoman.data.readers.rows import is_header
 from dragoman.data.store.folder import LARGE, text_hash
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.lines import count_lines, open_lines
@@ -100,10 +101,22 @@ def _check(config: Config, warn: Callable[[str], None]) -> None:
     for key, spec in train.items():
         for warning in _language_warnings(spec, (data.source_language, data.target_language)):
             warn(f"{key}: {warning}")
-    for key, what, advice in replaced_characters(config):
+    for key, what, advice in text_warnings(config):
         warn(f"{key}: {what}; {advice}")
     for warning in _overlap_warnings(list(train.values()), held_out):
         warn(warning)
+
+
+def text_warnings(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, what, advice) for training corpora whose characters are replaced, or whose header is a pair."""
+    yield from replaced_characters(config)
+    for i, corpus in enumerate(config.parallel.train):
+        spec = corpus_spec(config, corpus)
+        if spec.path is not None and spec.form == ".tsv":
+            first, second = [*islice(read_pairs(spec), 2), None, None][:2]
+            if first and second and is_header((first.source, first.target), (second.source, second.target)):
+                what = f"line 1 of {spec.path} names the columns ({first.source}, {first.target})"
+                yield f"data.train.{i}", what, "it is learned as a pair; remove the line"
 
 
 def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
@@ -122,7 +135,7 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
     )
     for i, corpus in enumerate(config.parallel.train):
         texts = [text for _, text in _sample(corpus_spec(config, corpus))]
-        changes = [{c for c in text if (c.isprintable() or _is_format(c)) and normalized(c) != c} for text in texts]
+        changes = [{c for c in text if _is_shown(c) and normalized(c) != c} for text in texts]
         count = sum(map(bool, changes))
         if count > _MAX_REPLACED * len(texts):
             common = Counter(c for found in changes for c in sorted(found)).most_common(4)
@@ -138,6 +151,10 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
                 "translations contain the replacements; to keep the characters, set "
                 f'{section}.normalization = "identity"',
             )
+
+
+def _is_shown(character: str) -> bool:
+    return (character.isprintable() and character != "\ufffd") or _is_format(character)  # U+FFFD: another encoding
 
 
 def _is_format(character: str) -> bool:

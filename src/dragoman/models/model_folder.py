@@ -78,7 +78,8 @@ def not_saved(folder: Path, error: OSError, size: int) -> TrainingError:
     """Return the error for a model folder of `size` bytes that could not be written."""
     also = f"It needs {size / 1e6:.1f} MB. What was saved before is untouched."
     full = " A lower train.keep needs less space; the same command, run again, resumes from the last checkpoint."
-    return TrainingError(not_written(folder, error, also) + (full if is_full(error) else ""))
+    is_checkpoint = folder.parent.name == "checkpoints"
+    return TrainingError(not_written(folder, error, also) + full * (is_full(error) and is_checkpoint))
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -139,8 +139,8 @@ def _fits(name: str, value: object) -> bool:
     """Return whether `value` is valid for the attribute `name` of a `Progress`."""
     if name == "best" and value is None:
         return True
-    if name == "grid":
-        return type(value) is bool
+    if name in ("grid", "valid"):
+        return type(value) is (bool if name == "grid" else str)
     if name == "bests":
         bests = list(value.values()) if isinstance(value, dict) else [None]
         return all(isinstance(one, list) and list(map(type, one)) == [float, int] for one in bests)

@@ -37,7 +37,7 @@ class Progress:
     batches that did not fit into the memory, and pairs or rows that did not fit by themselves, in all processes.
     grid: whether the batches of the run are planned for few shapes, decided at its start.  warmup: steps of a warm-up
     that is a share of the budget (`Trainer`); 0 before the first step.  bests: metric -> its best value in a
-    validation, negated if lower is better, and the step of it.
+    validation, negated if lower is better, and the step of it.  valid: hash of what the validations read.
     """
 
     step: int = 0
@@ -60,6 +60,7 @@ class Progress:
     grid: bool = False
     warmup: int = 0
     bests: dict[str, list[float]] = field(default_factory=dict)
+    valid: str = ""
 
 
 def amount(unit: str, progress: Progress, done: float, budget: Duration) -> float:

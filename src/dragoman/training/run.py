@@ -27,6 +27,7 @@ from dragoman.data.store.segments import Processes, RayTasks
 from dragoman.device import resolve_device
 from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.lock import lock_run
+from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.build import assemble
@@ -225,6 +226,14 @@ class TrainingRun:
             "initial weights": str(self._origin().get("init_from", {}).get("sha256")),
             "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.block(0, 0))),
         }
+
+    def validation_hash(self) -> str:
+        """Return a hash of what the validations read; "" for none."""
+        data = self.config.data
+        paths = [resolve_path(path, data.root) for key, path in data.files() if "valid" in key]
+        files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+        sentences = f" {self.config.train.validate_sentences}" if self.config.train.metric != "loss" else ""
+        return hash_files(filter(Path.is_file, files)) + sentences if files else ""
 
     def new_model(self, is_first: bool = False, writes: bool = False) -> Network:
         """Return a newly initialized model, with adapters if train.lora is set.

@@ -38,7 +38,7 @@ LINES = 1000
 """Lines of a text that are translated, and written, at a time."""
 _ABOUT, _SETTINGS, _SHARDS = "text.json", "settings.json", "shards"
 _FINISHED = "finished.json"
-_AGAIN = "Start a new run with another --out."
+_AGAIN = "Or start a new run with another --out."
 _FAULTS = ("truncated", "empty", "repetition")
 """Flags of translations that are dropped."""
 
@@ -193,12 +193,15 @@ def _refuse_other(stage: Stage, is_last: bool) -> None:
 def _refuse_other_settings(stage: Stage, with_models: bool = True) -> None:
     before, after = (flatten(one) for one in (_read(stage.folder / _SETTINGS), _settings(stage, with_models)))
     problems = [
-        f"{key}: the stage has {before.get(key)!r}, the document {after.get(key)!r}"
+        f"{stage.paths[int(key[5:])]}: the text has changed"
+        if key.startswith("text.") and before.get(key) and after.get(key)
+        else f"{key}: the stage has {before.get(key)!r}, the document {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and (with_models or not key.startswith("models."))
     ]
     if problems:
-        raise ConfigError(str(stage.folder), problems, f"The results of a stage are made with one document. {_AGAIN}")
+        advice = f"Remove this folder, and those of the stages after it, to make them again. {_AGAIN}"
+        raise ConfigError(str(stage.folder), problems, f"The results of a stage are made with one document. {advice}")
 
 
 def _settings(stage: Stage, with_models: bool = True) -> dict[str, Any]:

@@ -183,6 +183,7 @@ class Trainer:
         else:
             if self.config.lora is not None:
                 self.reporter.log(self.training_step.lora_summary())
+            self._compare_validations()
             run, batches = self.run, self.batches.batches_per_epoch(self.progress)
             parameters = self.model.parameter_count()
             for warning in training_warnings(run.config, run.task, batches, parameters, run.parameters_of):
@@ -208,6 +209,18 @@ class Trainer:
             self.close()
             self.reporter.finished(complete)
         return TrainResult(self.run.folder, self.progress, self._amount("epochs"), interrupted, self.scores)
+
+    def _compare_validations(self) -> None:
+        """Forget the best scores if they are those of other validation text."""
+        progress, valid = self.progress, self.context.on_main(self.run.validation_hash)
+        if progress.valid not in ("", valid) and progress.best is not None:
+            self.reporter.warn(
+                "the validation data, or train.validate_sentences, changed since this run was interrupted: scores "
+                "before and after cannot be compared, so the next one becomes the best (until now: step "
+                f"{progress.best_step:,})"
+            )
+            progress.best, progress.bests, progress.stale = None, {}, 0
+        progress.valid = valid
 
     def close(self) -> None:
         """Close the log, end the thread that reads batches, and restore the number of threads."""

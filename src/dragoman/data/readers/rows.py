@@ -74,6 +74,8 @@ def tsv_columns(path: Path) -> list[Key]:
 def jsonl_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line) -> Iterator[Row]:
     """Yield the rows of JSON lines; keys: names (`a.b` in a nested object) or, for arrays, item numbers."""
     for number, raw in enumerate(open_lines(path), start=1):
+        if not raw.strip():
+            continue
         where = f"{path}, line {number:,}"
         try:
             value = _json(decode(raw, number, str(path)))
@@ -201,19 +203,23 @@ def _records(path: Path, decode: Decode) -> Iterator[tuple[int, list[str], str]]
 
 
 def csv_columns(path: Path) -> list[Key]:
-    """Return the names of the columns if the first record is a header, otherwise their numbers.
+    """Return the names of the columns if the first record is a header, otherwise their numbers."""
+    first, second = ([*fields] for _, fields, _ in islice(chain(_records(path, decode_line), [_NONE, _NONE]), 2))
+    return list(first) if is_header(first, second) else list(range(len(first)))
+
+
+def is_header(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether the first record of a table names its columns.
 
     A header has distinct names without spaces, and one of them is a language or a usual name such as `source`, and not
     repeated in the second record.
     """
-    first, second = ([*fields] for _, fields, _ in islice(chain(_records(path, decode_line), [_NONE, _NONE]), 2))
     names = [name.casefold() for name in first]
     usual = any(
-        (name in _HEADER or (name.isalpha() and language_code(name) in SCRIPTS)) and second[i : i + 1] != [first[i]]
+        (name in _HEADER or (name.isalpha() and language_code(name) in SCRIPTS)) and [*second[i : i + 1]] != [first[i]]
         for i, name in enumerate(names)
     )
-    is_header = usual and len(set(names)) == len(names) and not any(" " in name for name in names)
-    return list(first) if is_header else list(range(len(first)))
+    return usual and len(set(names)) == len(names) and not any(" " in name for name in names)
 
 
 def one_text(value: object, key: Key) -> str:

@@ -309,7 +309,10 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         config["data.root"] = str((folder / root).resolve())
     rows = read_log(folder)
     if not rows:
-        raise UsageError(f"{folder}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {folder}")
+        raise UsageError(
+            f"{folder}: log.jsonl has no rows, which are written every train.log_every steps and after validations; "
+            f"continue with: dragoman train CONFIG --out {folder}, or train longer or with data.valid"
+        )
     best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
     tensors = {} if best is None else read_header(best / "model.safetensors")  # the header alone

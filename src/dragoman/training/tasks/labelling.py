@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -26,9 +27,10 @@ from dragoman.config import (
 from dragoman.data.batching import Batch
 from dragoman.data.readers.images import HELD_OUT, LabelledImages, named_images, split_off
 from dragoman.data.readers.labelled import read_labelled, read_tagged, tagged_row, text_source
-from dragoman.errors import DataError
+from dragoman.errors import DataError, clip
 from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter
+from dragoman.models.seq2seq import Network
 from dragoman.models.vision import patches
 from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Vocabulary, learn_tokenizer
 from dragoman.training.loss import label_scores
@@ -42,6 +44,8 @@ class _LabelTask(RowTask):
     """Labelled texts, without those that are longer than data.max_tokens."""
 
     unit: str
+    refuses_unknown = True
+    """Whether a label of the validation text that the training text lacks is an error; of tags, many are rare."""
 
     def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         """vocabulary: labels with a tokenizer; default: learned from the texts."""
@@ -100,22 +104,42 @@ class _LabelTask(RowTask):
         path = self.data.valid_path()
         if path is None:
             return None
-        rows = [
-            self._row(text, [self.labels.number(label, f"{path}, line {line:,}") for label in labels])
-            for text, labels, line in self._examples(path)
-        ]
+        unknown: Counter[str] = Counter()
+        count, rows = 0, []
+        for text, labels, line in self._examples(path):
+            count += len(labels)
+            if self.refuses_unknown:
+                numbers = [self.labels.number(label, f"{path}, line {line:,}") for label in labels]
+            else:
+                unknown.update(label for label in labels if label not in self.labels.numbers)
+                numbers = [self.labels.numbers.get(label, PAD) for label in labels]
+            rows.append(self._row(text, numbers))
+        if unknown and unknown.total() == count:
+            raise DataError(f"data.valid: {path}: none of its labels occurs in the training data; specify another file")
+        if unknown:
+            shown = clip(", ".join(map(repr, unknown)), 200)
+            self.reporter.warn(
+                f"data.valid: {unknown.total():,} of {count:,} labels do not occur in the training data ({shown}); "
+                "they count as errors in the accuracy, and not in the loss"
+            )
         kept = [row for row in rows if self._fits(row)]
         if dropped := len(rows) - len(kept):
             self.reporter.log(
                 f"data.valid: {dropped:,} {self.unit} exceed max_tokens = {self.data.max_tokens} and are left out"
             )
-        return partial(label_scores, batches=self.valid_batches(kept, path))
+        batches, share = self.valid_batches(kept, path), 1 - unknown.total() / max(1, count)
+
+        def score(network: Network) -> dict[str, float]:
+            scores = label_scores(network, batches)
+            return scores | {"accuracy": scores["accuracy"] * share}
+
+        return score
 
 
 class TaggingTask(_LabelTask):
     """A tag per word of a sentence, predicted at the first subword of the word."""
 
-    unit = "sentences"
+    unit, refuses_unknown = "sentences", False
     data: TaggedData
 
     @cached_property

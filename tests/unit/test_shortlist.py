@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.tokenizers import EOS, UNK
-from dragoman.training.shortlist import coverage
+from dragoman.training.shortlist import coverage, learn_shortlist
 
 SOURCES, TARGETS, WEIGHTS = 9, 20, "5a" * 32
 
@@ -121,3 +121,10 @@ def test_reading_needs_neither_numpy_nor_torch(tmp_path: Path) -> None:
     child = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert (child.stdout, child.returncode) == ("[1, 3, 13, 14]\n[]\n", 0), child.stderr
+
+
+def test_impossible_numbers_are_refused_before_a_model_is_read() -> None:
+    with pytest.raises(UsageError) as refused:
+        learn_shortlist(Path("nowhere"), best=0, frequent=-1)
+    assert "best = 0; accepted: 1 to 65535" in str(refused.value)
+    assert "frequent = -1; accepted: 0 to 65535" in str(refused.value)

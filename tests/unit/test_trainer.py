@@ -17,10 +17,14 @@ from torch.nn import functional as F
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import read_pointer, unique_tensors
+from dragoman.nn.lora import adapter_size
 from dragoman.tokenizers import PAD
+from dragoman.training import run as run_module
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
+from dragoman.training.memory import Gradients
 from dragoman.training.optim import learning_rate
+from dragoman.training.progress import StepResult
 from dragoman.training.run import open_run
 from dragoman.training.trainer import Trainer, train
 from small_run import Listener, small_config, write_corpus
@@ -314,3 +318,35 @@ def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:
     tokens = sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)
     trainer.step(pair)
     assert trainer._results.tokens == trainer.progress.tokens == tokens
+
+
+def test_only_metrics_that_select_different_checkpoints_disagree(build: Build) -> None:
+    trainer = build()
+    progress = trainer.progress
+    progress.bests, progress.best_step = {"loss": [-2.0, 6], "bleu": [4.0, 6]}, 6
+    assert trainer._disagreement() == ""
+    progress.bests["chrf"] = [9.0, 12]
+    assert "by loss at step 6 (2.00), bleu at step 6 (4.00), chrf at step 12 (9.00)" in trainer._disagreement()
+
+
+def test_steps_that_changed_nothing_have_no_loss(build: Build) -> None:
+    results = build()._results
+    for updated, loss in ((True, (1.5, 4.0)), (False, (math.nan, 0.0))):
+        results.add(StepResult(1, Gradients(6.0), updated, 4, 9, 4, 0.1), at_once=False)
+        results.read()
+        assert str(results.loss) == str(loss)
+
+
+def test_the_memory_of_adapters_is_that_of_their_copies(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(small_config(data, "train.budget=2 steps"), tmp_path / "first")
+    copies = []
+    monkeypatch.setattr(run_module, "check_memory", lambda *sizes, **given: copies.append(given["copies"]))
+    for overrides in ((), (f"train.init_from={tmp_path / 'first'}", "train.lora.rank=2")):
+        config = small_config(data, "train.optimizer.kind=adamw", *overrides)
+        run = open_run(config, tmp_path / f"run{len(copies)}")
+        run.check_memory(torch.device("cpu"))
+    whole = run.parameters_of(config.model)
+    own = adapter_size(run.new_model(), 2, config.train.lora.targets)  # type: ignore[union-attr]
+    assert copies == [4, pytest.approx(1 + 4 * own / whole)] and 0 < own < whole / 4

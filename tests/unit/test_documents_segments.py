@@ -81,6 +81,13 @@ def test_brackets_and_punctuation_of_an_empty_tag_stay_with_it(
     assert both(segment, says("EINS ZWEI")) == (texts, expected)
 
 
+@pytest.mark.parametrize("separator", ["; ", " ", ""])
+def test_brackets_after_another_empty_tag_keep_their_spaces(separator: str) -> None:
+    texts, result = both([f"one{separator}", X, " (", Y, ") two"])
+    assert texts == [f"one{separator}two" if separator else "one two"]
+    assert result == f"ONE{separator}<x/> (<y/>) TWO"
+
+
 def test_a_break_inside_a_pair_is_a_space_for_the_model() -> None:
     texts, _ = both(["one ", OPEN, "two", LINE, "three", CLOSE])
     assert texts == ["one two three"]

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import polib
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from dragoman.documents import document_format, translate_bytes, translate_document
 from dragoman.errors import DataError, DragomanError, UsageError
-from sample_documents import PieceTranslator, backwards, longer, says, translated, upper
+from sample_documents import PieceTranslator, backwards, identity, longer, says, translated, upper
 from small_run import full_disk
 
 # ------------------------------------------------------------------------------------------------------------ txt
@@ -172,6 +173,25 @@ def test_syntax_of_dialects_is_kept(marked: str) -> None:
         source, expected = re.sub("[«»]", "", form), re.sub("«(.*?)»", lambda text: text[1].upper(), form)
         assert translated("md", source).decode() == expected
         assert translated("md", source, longer()).decode().count("\n") == source.count("\n")
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [path.relative_to(ROOT).as_posix() for path in sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page if "documents" in page else pytest.param(page, marks=pytest.mark.thorough) for page in PAGES],
+)
+def test_pages_of_this_project_keep_their_bytes_and_their_code(page: str) -> None:
+    data = (ROOT / page).read_bytes()
+    assert translated("md", data, identity()) == data
+    code = ("code_inline", "fence")
+    before, after = (
+        sorted(str(one) for one in _structure(text)[1] if one[0] in code)
+        for text in (data.decode(), translated("md", data).decode())
+    )
+    assert before == after
 
 
 def _structure(text: str) -> list[Any]:

@@ -170,12 +170,13 @@ def _with_marks(segment: Segment) -> Segment:
     segment = list(segment)
     closes = {item.pair: i for i, item in enumerate(segment) if isinstance(item, Tag) and item.kind == "close"}
     result: Segment = []
-    index, last = 0, ""
+    ends: list[str] = []  # the last character of each text of the result
+    index = 0
     while index < len(segment):
         item = segment[index]
         if isinstance(item, str):
-            last = item[-1:] or last
-        elif item.kind == "open" and last.strip():
+            ends += item[-1:]
+        elif item.kind == "open" and ends and ends[-1].strip():
             end = closes.get(item.pair, index) + 1
             inside = segment[index:end]
             following = next((one for one in segment[end:] if isinstance(one, str) and one), "")
@@ -183,15 +184,18 @@ def _with_marks(segment: Segment) -> Segment:
                 result.append(_Mark("empty", item.raw, item.pair, tuple(inside)))
                 index = end
                 continue
-        elif item.kind == "empty" and result and isinstance(before := result[-1], str):
+        elif item.kind == "empty" and result and isinstance(before := result[-1], str) and before:
             after = segment[index + 1] if index + 1 < len(segment) else ""
-            closing = PAIRS.get(before[-1:])
+            closing = PAIRS.get(before[-1])
             if isinstance(after, str) and closing and after[:1] == closing:
                 text = before[:-1].rstrip()
-                result[-1:] = [text] if text else []
-                result.append(_Mark("empty", item.raw, item.pair, (before[len(text) :], item, closing)))
+                result[-1:], ends[-1:] = [text] if text else [], text[-1:]
+                is_spaced = not ends or ends[-1].isspace()  # one space for the model, beside a tag before this one
+                rest = after[1:].lstrip() if is_spaced else after[1:]
+                items = before[len(text) :], item, after[: len(after) - len(rest)]
+                result.append(_Mark("empty", item.raw, item.pair, items))
                 index += 1
-                segment[index] = after[1:]
+                segment[index] = rest
                 continue
         result.append(item)
         index += 1
@@ -206,8 +210,9 @@ def _without_marks(segment: Segment) -> Segment:
         if isinstance(item, _Mark) and isinstance(opening := items[0], str):
             last, following = result[-1] if result else " ", segment[number] if number < len(segment) else ""
             items[0] = opening.lstrip() if isinstance(last, str) and last[-1:].isspace() else opening
-            if opening[0].isspace() and isinstance(following, str) and following[:1].isalnum():
-                items.append(" ")
+            is_spaced = opening[0].isspace() or str(items[2])[-1:].isspace()
+            before_word = isinstance(following, str) and following[:1].isalnum()
+            items[2] = str(items[2]).rstrip() + " " * (is_spaced and before_word)
         result += items
     return result
 

@@ -14,6 +14,7 @@ from dragoman.training.forecast import (
     forecast_problems,
     is_insufficient,
     plan_warnings,
+    training_warnings,
     warmup_warning,
 )
 from dragoman.training.progress import Progress
@@ -189,6 +190,14 @@ def test_a_measured_budget_below_the_warm_up() -> None:
     ((what, advice),) = problems(Forecast(6, 86, 2e6, 4_000_000), "train.schedule.warmup=100")
     assert "train.schedule.warmup is 100 steps, but train.budget = '6 min' is about 86 steps on this machine" in what
     assert advice == "set train.schedule.warmup = 4, or raise train.budget"
+
+
+def test_the_sizes_of_a_fine_tuning_are_not_judged() -> None:
+    task = cast(Task, TenThousandTokens())
+    for overrides, count in ((), 1), (("train.init_from=model",), 0):
+        config = translation("train.budget=20 epochs", "train.schedule.warmup=1", *overrides)
+        said = list(training_warnings(config, task, 20, 4_000_000, squares))
+        assert len([text for text in said if "too large for this corpus" in text]) == count
 
 
 def test_other_tasks_and_architectures() -> None:

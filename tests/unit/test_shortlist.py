@@ -67,6 +67,7 @@ def test_what_the_lists_cover() -> None:
     pairs = [([4, EOS], [14, 15, EOS]), ([5, EOS], [17, 14, EOS])]
 
     assert coverage(made_list(), pairs) == (4.0, 0.75)
+    assert coverage(made_list(), pairs[:1]) == (4.0, 0.5)
     assert coverage(made_list(), []) == (0.0, 0.0)
 
 

@@ -27,7 +27,7 @@ from dragoman.models.model_folder import read_config
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer, load_vocabulary
 from dragoman.training.run import open_run
-from dragoman.training.stages import make_text, train_stages
+from dragoman.training.stages import make_text, plan_lines, train_stages
 from dragoman.training.trainer import train
 from small_run import (
     Cli,
@@ -101,6 +101,15 @@ def plan(document: dict[str, Any], *overrides: str) -> list[Stage]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan
+
+
+def test_the_time_of_all_trainings_is_stated(folder: Path) -> None:
+    one, other = {"name": "one"}, {"name": "other", "train": {"init_from": "stage:one"}}
+    minutes = [f"stage.{name}.train.budget={budget}" for name, budget in (("one", "1 min"), ("other", "90 s"))]
+    *_, last = plan_lines(plan(staged(one, other), *minutes))
+    assert last == "  training: 2 min, and the time of translation"
+    assert not any("training:" in line for line in plan_lines(plan(staged(one, other), minutes[0])))
+    assert not any("training:" in line for line in plan_lines(plan(staged(one), minutes[0])))
 
 
 def test_stages_have_complete_configurations_merged_from_the_document(folder: Path) -> None:

@@ -178,6 +178,8 @@ def test_score_and_evaluate(cli: Cli, place: Path) -> None:
     assert code == 0 and isinstance(json.loads(out), dict)
     code, out, _ = cli("evaluate", place / "runs" / "tiny", "--tokenize", "char", *files)
     assert code == 0 and b"tok:char|" in out
+    several = cli("evaluate", place / "runs" / "tiny", *files, "--reference", place / "data" / "valid.src")[1]
+    assert b"nrefs:2|" in several
     code, out, err = cli("evaluate", place / "runs" / "tiny", "--tokenize", "klingon", *files)
     assert (code, out) == (2, b"") and "--tokenize 'klingon'; accepted: auto, 13a" in err
 
@@ -234,6 +236,8 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["train"], 2, "Missing argument"),
         (["train", "nowhere.toml"], 2, "no such file"),
         (["translate", "nowhere"], 1, "no such folder"),
+        (["explain", "MODEL", "one", "--out", "."], 1, ". could not be written: a folder of that name exists"),
+        (["generate", "MODEL", "--greedy", "--top-k", "5"], 2, "--top-k: only for sampling; omit --greedy"),
         (["translate", "MODEL", "--beam", "0"], 2, "--beam 0: must be 1 (greedy) to 4,096"),
         (["translate", "MODEL", "--nbest", "9"], 2, "--nbest 9: must be at most --beam "),
         (["translate", "MODEL", "--no-repeat-ngram", "1"], 2, "--no-repeat-ngram 1: must be 0 (off) or 2 to 10,000"),

@@ -52,6 +52,10 @@ def test_columns_of_a_table_and_output_folders(cli: Cli, model: Path, tmp_path: 
         ["a", "b"],
         ["one two", text.text],
     ]
+    both = ("--column", "b", "--column", "0")
+    assert cli("translate", model, "--input", tmp_path / "a.csv", "--output", tmp_path / "b.csv", *both)[0] == 0
+    ((_, row),) = [list(csv.reader(io.StringIO((tmp_path / "b.csv").read_text())))]
+    assert row == [one.text for one in Translator.load(model).translate(["one two", "three four"])]
 
 
 def test_a_page_from_standard_input_names_the_target_language(cli: Cli, model: Path) -> None:

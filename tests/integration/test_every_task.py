@@ -315,6 +315,10 @@ def test_as_many_new_tokens_as_were_asked_for(count: int, data: Path, tmp_path: 
     generator = TextGenerator.load(tmp_path / "run")
     (found,) = generator.generate(["the "], max_tokens=count, sample=False, min_length=4 + count)
     assert len(found.text) == 4 + count
+    exact = TextGenerator.load(tmp_path / "run", quantize="none")
+    (found,) = exact.generate(["the "], max_tokens=count, sample=False, min_length=4 + count)
+    assert not found.ended  # so the end is not part of the text, and of its probability
+    assert found.log_prob == pytest.approx(exact.score([found.text])[0].log_prob, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["lines", "recurrent lines"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from dragoman.config import parse_config
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
-from dragoman.errors import ModelFolderError
+from dragoman.errors import ModelFolderError, UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import learn_tokenizer
 from small_run import full_disk, replace_file
@@ -59,6 +61,13 @@ def test_both_backends_follow_the_same_configuration(changes: dict[str, Any], mo
 
     assert fast == pytest.approx(scores(model, engine="pytorch"), abs=1e-4)
     assert fast != pytest.approx(before, abs=1e-2)
+
+
+@native
+def test_a_translator_is_not_copied(model: Path) -> None:
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(UsageError, match="cannot be copied or pickled; load it in each process"):
+            copied(Translator.load(model, engine="native"))
 
 
 @native

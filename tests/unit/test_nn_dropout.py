@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from dragoman.nn.attention import SelfAttention
-from dragoman.nn.fast.dropout import Dropout, seed_dropout
+from dragoman.nn.fast.dropout import Dropout, repeated_dropout, seed_dropout
 from dragoman.nn.positions import Positions
 
 SIZE = 999_983  # not a multiple of 8: the last random word is used partially
@@ -75,6 +76,23 @@ def test_identity_when_nothing_is_dropped(p: float, training: bool) -> None:
     dropout, x, residual = Dropout(p).train(training), torch.randn(3, 5), torch.randn(3, 5)
     assert dropout(x) is x
     assert torch.equal(dropout(x, residual), residual + x)
+
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("of_residual", DTYPES)
+def test_the_sum_has_the_type_of_the_residual(dtype: torch.dtype, of_residual: torch.dtype) -> None:
+    dropout, x = Dropout(0.1).train(), torch.ones(2, 8, dtype=dtype)
+    assert dropout(x).dtype == dtype and dropout(x, x.to(of_residual)).dtype == of_residual
+
+
+def test_a_checkpoint_draws_the_same_places_again() -> None:
+    dropout, x = Dropout(0.5).train(), torch.ones(64, requires_grad=True)
+    out = checkpoint(lambda y: dropout(y) * y, x, use_reentrant=False, context_fn=repeated_dropout)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(gradient, 2 * out.detach()) and 0 < int((gradient == 0).sum()) < 64
 
 
 def test_double_precision_keeps_rate_scale_and_residual() -> None:

@@ -48,7 +48,7 @@ def deepl(client: TestClient, key: str = "", text: str = "one two") -> Any:
 @pytest.mark.parametrize(
     ("default", "value", "expected"),
     [(None, "1", "One.  Two."), (None, 1, "One.  Two."), (None, None, "One. Two."), (True, None, "One.  Two."),
-     (True, "0", "One. Two."), (False, "1", "One.  Two.")],
+     (True, "0", "One. Two."), (True, 0, "One. Two."), (True, False, "One. Two."), (False, "1", "One.  Two.")],
 )  # fmt: skip
 def test_split_sentences_of_both_interfaces(default: bool | None, value: str | int | None, expected: str) -> None:
     direction = copying_direction("en", "de")

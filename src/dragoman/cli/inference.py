@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +71,9 @@ def score(
 def evaluate(
     model: options.Model,
     source: options.Source,
-    reference: Annotated[Path, typer.Option(help="Reference translations, one per line.")],
+    reference: Annotated[
+        list[Path], typer.Option(help="Reference translations, one per line; may be repeated, for several references.")
+    ],
     against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
     source_language: options.SourceLanguage = None,
     target_language: options.TargetLanguage = None,
@@ -89,13 +91,14 @@ def evaluate(
     from dragoman.models.model_folder import read_config
     from dragoman.pipelines.translation import Translator
 
-    sources, references = streams.read_parallel(source, reference)
+    pairs = [streams.read_parallel(source, path) for path in reference]
+    sources, references = pairs[0][0], [lines for _, lines in pairs]
     loading: dict[str, Any] = {"device": device, "quantize": quantize}
     languages = {"source_language": source_language, "target_language": target_language}
     evaluation = evaluate_model(
         Translator.load(model, **loading),
         sources,
-        [references],
+        references,
         against=None if against is None else Translator.load(against, **loading),
         language=target_language or read_config(model).languages[1],
         tokenize=tokenize,
@@ -110,6 +113,14 @@ def evaluate(
     typer.echo("\n".join(evaluation.lines()))
     if warning:
         streams.log(f"warning: {warning}")
+
+
+def _check_sampling(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError for settings of sampling beside --greedy."""
+    defaults = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "seed": 0}
+    given = [f"--{name.replace('_', '-')}" for name, value in defaults.items() if settings[name] != value]
+    if given and not settings["sample"]:
+        raise UsageError(f"{', '.join(given)}: only for sampling; omit --greedy or the option")
 
 
 def generate(
@@ -145,6 +156,7 @@ def generate(
         raise UsageError("--prompt, --input and --turns exclude each other; use one of them")
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     settings["sample"] = not greedy
+    _check_sampling(settings)
     if turns is not None:
         _reply(model, turns, role, output, jsonl, device, max_tokens=max_tokens, **settings)
         return
@@ -252,6 +264,7 @@ def chat(
     from dragoman.pipelines.lines import one_line
 
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    _check_sampling({**settings, "sample": not greedy})
     loaded = Chat.load(model, device)
     session = Session(loaded, role, as_, {**settings, "sample": not greedy, "max_tokens": max_tokens})
     if warning := loaded.role_warning(session.role):

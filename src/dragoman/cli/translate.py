@@ -82,7 +82,8 @@ def translate(
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
     column: Annotated[
-        str | None, typer.Option(help="Column of a CSV or TSV file, or in bulk of Parquet files, to translate.")
+        list[str] | None,
+        typer.Option(help="Column of a CSV or TSV file to translate (may be repeated), or in bulk of Parquet files."),
     ] = None,
     header: Annotated[
         bool | None,
@@ -148,11 +149,11 @@ def translate(
         documents = wing(_DOCUMENTS, "a document")
         if (document := documents.find_document(inputs, output)) is not None:
             documents.check_document(document, inputs, output, form, prefix)
-            documents.translate_file(models, loading, document, output, column, header, text_settings)
+            documents.translate_file(models, loading, document, output, column or (), header, text_settings)
             return
     if header is not None:
         raise UsageError("--header and --no-header: only for one CSV or TSV file; omit the option")
-    in_bulk = ray or column is not None or _is_bulk(inputs, output)
+    in_bulk = ray or bool(column) or _is_bulk(inputs, output)
     if format_ not in _FORMATS:
         raise UsageError(f"--format {format_!r}; accepted: {', '.join(_FORMATS)}")
     if attributes and format_ != "html":
@@ -176,7 +177,9 @@ def translate(
                 "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "
                 "specify both --input and --output"
             )
-        done = bulk.translate_bulk(job, inputs, output, column=column, ray=ray, log=log)
+        if len(column or ()) > 1:
+            raise UsageError(f"--column {' --column '.join(column or ())}: in bulk, one column is translated")
+        done = bulk.translate_bulk(job, inputs, output, column=column[0] if column else None, ray=ray, log=log)
         log(f"done: {done.lines:,} lines in {done.shards:,} files")
         if not jsonl:
             from dragoman.pipelines.lines import FlagReport

@@ -47,7 +47,7 @@ def translate_file(
     options: Mapping[str, Any],
     source: Path,
     output: Path | None,
-    column: str | None,
+    column: Sequence[str],
     header: bool | None,
     settings: Mapping[str, Any],
 ) -> None:
@@ -61,7 +61,7 @@ def translate_file(
         raise UsageError(f"{target}: a {source.suffix} file stays one; give the output the suffix {source.suffix}")
     translator = Translator.load(models, **options)
     log(translator.description)
-    columns = None if column is None else [int(column) if column.isdecimal() else column]
+    columns = [int(name) if name.isdecimal() else name for name in column] or None
     report = translate_document(
         translator, source, target, columns=columns, header=header,
         track=lambda segments, total: show_progress(segments, "translating", total), **settings,

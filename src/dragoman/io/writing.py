@@ -63,6 +63,13 @@ def writing(path: Path, saved: Callable[[], str] = str) -> Generator[None, None,
         raise TrainingError(f"{not_written(path, error, saved())} Then run the same command again.") from error
 
 
+def _beside(path: Path, writer: str) -> Path:
+    """Return the path of what replaces `path` when it is complete.  Raises IsADirectoryError for "." and "/"."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return path.with_name(f".{path.name}{writer}.unfinished")
+
+
 @contextmanager
 def atomic_file(path: Path) -> Generator[BinaryIO, None, None]:
     """Write `path` completely or not at all: open a temporary file that replaces `path` when the block ends.
@@ -70,7 +77,7 @@ def atomic_file(path: Path) -> Generator[BinaryIO, None, None]:
     The content is flushed to the disk first.  If the block raises, the temporary file is removed and `path` is
     unchanged.  Several processes and threads may write the same `path`: the last to finish wins.  Raises OSError.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    unfinished = _beside(path, f".{os.getpid()}.{threading.get_ident()}")
     try:
         with unfinished.open("wb") as file:
             yield file
@@ -105,7 +112,7 @@ def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) ->
     """
     host = socket.gethostname()
     process = f".{host}.{os.getpid()}" if is_valid else ""
-    unfinished = path.with_name(f".{path.name}{process}.unfinished")
+    unfinished = _beside(path, process)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         prefix = f".{path.name}.{host}."

@@ -125,7 +125,9 @@ class TextGenerator(Pipeline):
             text = prompt + whole[len(start) :]
         else:
             text = prompt + self.tokenizer.decode_target(found.tokens[len(prefix) :])
-        return Continuation(prompt, text, found.log_prob, not found.truncated)
+        # The end that was added at the limit is not part of the text.
+        log_prob = found.log_prob - (found.token_log_probs[-1] if found.truncated else 0.0)
+        return Continuation(prompt, text, log_prob, not found.truncated)
 
     def _generate(self, prompts: list[str], settings: SearchSettings) -> list[Continuation]:
         prefixes = [self.tokenizer.encode_target(prompt)[:-1] for prompt in prompts]

@@ -15,6 +15,7 @@ from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.decoding.backend import batches_within
 from dragoman.decoding.pytorch.search import padded
+from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.vision import patches
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows, words_of
@@ -36,9 +37,10 @@ class Labelled:
 
     @property
     def label(self) -> str:
-        """The label of a text or an image."""
-        (label,) = self.labels
-        return label
+        """The label of a text or an image.  Raises UsageError for the labels of words."""
+        if self.words:
+            raise UsageError(f"{len(self.labels)} words have a label each; use .labels")
+        return self.labels[0]
 
     def __str__(self) -> str:
         """`word/TAG word/TAG`, or the label."""

@@ -153,8 +153,8 @@ class Parameter:
     """A parameter of requests.
 
     schema: its description; `read` accepts what its `enum`, or `minimum` and `maximum`, contain, and for a boolean also
-    0, 1 and their names.  refusal: message for other values, with {value} and {accepted}.  empty: whether null, "", 0
-    and false stand for the default.
+    0, 1 and their names.  refusal: message for other values, with {value} and {accepted}.  empty: whether null, "" and,
+    without an enum, 0 and false stand for the default.
     """
 
     name: str
@@ -166,11 +166,12 @@ class Parameter:
     def read(self, values: Mapping[str, Any]) -> Any:
         """Return the value in a request, or the default.  Raises BadRequest."""
         value, schema = values.get(self.name), self.schema
-        if self.name not in values or (self.empty and not value):
+        if self.name not in values or (self.empty and (value in (None, "") if "enum" in schema else not value)):
             return schema.get("default")
         if "enum" in schema:
-            if str(value) in schema["enum"]:
-                return str(value)
+            text = str(int(value)) if isinstance(value, bool) else str(value)  # JSON has numbers and booleans
+            if text in schema["enum"]:
+                return text
         elif schema["type"] == "boolean":
             if str(value).lower() in ("true", "1", "false", "0"):
                 return str(value).lower() in ("true", "1")

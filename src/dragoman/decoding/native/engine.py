@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings
@@ -180,6 +180,9 @@ class Engine:
     def __del__(self) -> None:
         if getattr(self, "handle", 0):
             self.functions.dragoman_model_close(self.handle)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError("a model in the native engine cannot be copied or pickled; load it in each process")
 
     @property
     def content(self) -> memoryview:

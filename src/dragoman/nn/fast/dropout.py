@@ -100,7 +100,8 @@ def _scale(threshold: int) -> float:
 class Dropout(nn.Module):
     """Zero each element with probability `p` in training and scale the others (Srivastava et al. 2014).
 
-    `residual`, of the shape of x, is added in the same pass.
+    `residual`, of the shape of x, is added in the same pass.  On the CPU, the numbers come from an own generator, so
+    that `torch.utils.checkpoint` needs `context_fn=repeated_dropout` of this module to draw them again.
     """
 
     __call__: Callable[..., Tensor]
@@ -139,6 +140,6 @@ class Dropout(nn.Module):
             return add_and_norm(x, residual, self.p)
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
             out: Tensor = _MaskedAdd.apply(x.float(), residual, _threshold(self.p))  # type: ignore[no-untyped-call]
-            return out.to(x.dtype) if residual is None else out
+            return out.to(x.dtype if residual is None else residual.dtype)
         dropped = F.dropout(x, self.p)
         return dropped if residual is None else residual + dropped

@@ -94,7 +94,7 @@ def test_a_break_inside_a_pair_is_a_space_for_the_model() -> None:
 
 
 def test_words_are_not_identifiers() -> None:
-    identifiers = ["A12", "en_US", "app.title", "a@b.c", "#fff", "x=1", "UTF-8", "C:\\a", "v2", "--all"]
+    identifiers = ["A12", "en_US", "app.title", "a@b.c", "#fff", "x=1", "UTF-8", "C:\\a", "v2", "--all", "de-DE"]
     words = ["Stop!", "word", "it's", "(well-known).", "two words", "été", "你好", "en_US is"]
     assert [text for text in identifiers + words if is_identifier(text)] == identifiers
 

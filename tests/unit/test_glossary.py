@@ -141,6 +141,7 @@ def test_a_file(tmp_path: Path) -> None:
         ("a.tsv", "dog\tchien\nsource\ttarget\n", {"dog": "chien", "source": "target"}),
         ("a.tsv", "dog|dogs\tchien\na\\|b\tc\nAcme|Acmes\n", {
             "dog": "chien", "dogs": "chien", "a|b": "c", "Acme": "Acme", "Acmes": "Acmes"}),
+        ("a.tsv", 'Source term\tDeutsch\n"dog"\t"chien"\n"a\tb', {"dog": "chien", '"a': "b"}),
         ("a.tsv", "", {}),
     ],
 )  # fmt: skip

@@ -35,7 +35,7 @@ _OBJECT = "\ufffc"
 """Stands for an empty tag."""
 _PUNCTUATION = ".,:;!?)]}»”’。，、：；！？）」』"
 """Characters without a space before them."""
-_WORD = re.compile(r"[\"'(]*[A-Za-z]+(?:['-][A-Za-z]+)*[.,:;!?\"')]*")
+_WORD = re.compile(r"(?![a-z]{2,3}-[A-Z]{2}\Z)[\"'(]*[A-Za-z]+(?:['-][A-Za-z]+)*[.,:;!?\"')]*")
 
 Track = Callable[[Iterator[Any], int], Iterator[Any]]
 """Returns the items of an iterator of known length, to show progress while they are consumed."""

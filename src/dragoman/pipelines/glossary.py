@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"#(?:[\s#]|[^\t,;]*\Z)|\s*\Z")
 """A line of a file without terms."""
 _HEADER = frozenset(SCRIPTS).union({
     "source", "target", "src", "tgt", "term", "translation", "original", "english", "german", "french", "spanish",
-    "italian", "chinese", "japanese",
+    "italian", "chinese", "japanese", "deutsch", "français", "español", "italiano", "source term", "target term",
 })  # fmt: skip
 """Names of columns; a first line of two of them has no terms."""
 _ACCEPTED = (
@@ -160,6 +160,10 @@ class Glossary:
         return tuple(ids)
 
 
+_QUOTED = re.compile(r'"[^"\t]*"(?:\t"[^"\t]*")*')
+"""A line of a TSV file in which spreadsheets have quoted all columns."""
+
+
 def _rows(data: bytes, path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the numbers and the columns of the lines of a file that have terms.  Raises UsageError."""
     try:
@@ -182,7 +186,8 @@ def _rows(data: bytes, path: Path) -> Iterator[tuple[int, list[str]]]:
         )
     for index, (number, line) in enumerate(lines):
         try:
-            fields = line.split("\t") if mark == "\t" else next(csv.reader([line], delimiter=mark, strict=True))
+            is_plain = mark == "\t" and not _QUOTED.fullmatch(line)
+            fields = line.split("\t") if is_plain else next(csv.reader([line], delimiter=mark, strict=True))
         except csv.Error as error:
             raise UsageError(f"{path}: line {number:,}: {line!r:.60}: {error}; {_ACCEPTED}") from None
         fields = [column.strip() for column in fields]

@@ -359,9 +359,14 @@ def test_xlsx_inline_strings_are_translated() -> None:
 def test_xlsx_tags_in_a_cell_divide_its_text() -> None:
     book = openpyxl.Workbook()
     book.active["A1"] = "<p>One <b>two</b>.</p><ul><li>three</li></ul>"
+    book.active["A2"] = "four_x000D_\nfive"
     out = translated("xlsx", saved(book), translator := upper())
-    assert translator.texts == ["One two.", "three"]
-    assert openpyxl.load_workbook(io.BytesIO(out)).active["A1"].value == "<p>ONE <b>TWO</b>.</p><ul><li>THREE</li></ul>"
+    assert translator.texts == ["One two.", "three", "four", "five"]
+    sheet = openpyxl.load_workbook(io.BytesIO(out)).active
+    assert (
+        sheet["A1"].value == "<p>ONE <b>TWO</b>.</p><ul><li>THREE</li></ul>"
+        and sheet["A2"].value == "FOUR_x000D_\nFIVE"
+    )
 
 
 # -------------------------------------------------------------------------------------------------- damaged input

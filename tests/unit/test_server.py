@@ -151,6 +151,7 @@ def test_a_glossary_for_one_request(mode: str) -> None:
         ({"q": "a" * 201, "source": "en", "target": "de"}, 400, "request (201) exceeds text limit (200)"),
         ({"q": TEXT, "source": "en", "target": "de", "alternatives": -1}, 400, "'alternatives'"),
         ({"q": TEXT, "source": "en", "target": "de", "alternatives": "many"}, 400, "'alternatives'"),
+        ({"q": TEXT, "source": "en", "target": "de", "alternatives": 2.5}, 400, "'alternatives'"),
         (
             {"q": TEXT, "source": "en", "target": "de", "format": "pdf"},
             400,
@@ -416,6 +417,14 @@ def test_html_through_a_pivot() -> None:
         assert client.post("/translate", json=values).json() == {"translatedText": expected[0]}
         answer = client.post("/translate", json={**values, "q": [text, ""], "target": "fr"}).json()
         assert answer == {"translatedText": [expected_fr[0], ""]}
+
+
+def test_terms_in_html_are_reported_with_their_text() -> None:
+    values = {"q": ["<p>one <b>two</b></p><p>one</p>", "<i>two</i>"], "source": "en", "target": "de", "format": "html"}
+    values |= {"glossary": {"one": "seven"}, "glossary_mode": "strict"}
+    with TestClient(create_server(Directions([direction_of(tiny_translator(beam=3), "en", "de")]))) as opened:
+        answer = opened.post("/translate", json=values).json()
+    assert answer["glossary"] == [[{"source": "one", "target": "seven", "applied": True}] * 2, []]
 
 
 def test_files(client: TestClient) -> None:

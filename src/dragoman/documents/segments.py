@@ -317,8 +317,8 @@ def _sides(segment: Segment) -> dict[int, _Sides]:
 BLOCK_TAG = r"</?(?i:br|hr|p|div|[uod]l|li|d[dt]|h[1-6]|table|t[rdh]|blockquote)(?:\s[^<>]*)?/?>"
 """Tags of HTML that end a text."""
 _ELEMENT = r"(?P<element>(?<!<)</?(?:[A-Za-z][^\s<>/]*(?:\s[^<>]*)?|\d{1,3})/?>)"
-MARKUP = re.compile(rf"(?P<break>{BLOCK_TAG})|{_ELEMENT}")
-"""Tags of HTML in a text, as in XML that contains them as `&lt;p&gt;`."""
+MARKUP = re.compile(rf"(?P<break>{BLOCK_TAG}|_x000D_)|{_ELEMENT}")
+"""Tags of HTML in a text, as in XML that contains them as `&lt;p&gt;`, and the carriage return of xlsx."""
 _MESSAGE = re.compile(rf"(?P<break>\r\n|\n|\r|{BLOCK_TAG})|{_ELEMENT}")
 _NAME = re.compile(r"</?([^\s/>]+)")
 

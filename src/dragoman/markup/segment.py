@@ -285,6 +285,7 @@ class ObservedTranslator:
     def __init__(self, translator: Any) -> None:
         self._translator = translator
         self.flags: list[tuple[str, ...]] = []
+        self.terms_of: list[list[Term]] = []
         self.characters = 0
         self.terms: Counter[Term] = Counter()
 
@@ -295,5 +296,6 @@ class ObservedTranslator:
         self.characters += sum(map(len, texts))
         translations: list[Translation] = self._translator.translate(texts, **settings)
         self.flags += [translation.flags for translation in translations]
+        self.terms_of += [translation.terms for translation in translations]
         self.terms.update(term for translation in translations for term in translation.terms)
         return translations

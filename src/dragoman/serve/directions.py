@@ -20,7 +20,7 @@ from babel import Locale
 from dragoman.data.languages import identified
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.glossary import Glossary, Term
 from dragoman.pipelines.lines import FLAGS, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, ThreadJob, Ticket
@@ -461,9 +461,10 @@ async def _translate(
         raise BadRequest(f"Invalid request: glossary: {way}; accepted: a pair of languages that one model translates")
     if options.markup is not None:
         found: list[set[str]] = [set() for _ in texts]
-        work = _markup_work(options.markup, options, route[-1].target, report, found)
+        terms: list[list[Term]] = [[] for _ in texts]
+        work = _markup_work(options.markup, options, route[-1].target, report, found, terms)
         written = await directions.run(route, work, list(texts), sum(map(len, texts)), options.client)
-        return [*map(_copy, texts, written, map(_in_order, found))]
+        return [*map(_copy, texts, written, map(_in_order, found), terms)]
     settings = options.settings(route[-1])
     steps = await directions.translate(route, texts, options.client, report, **settings)
     if not options.flags or len(steps) == 1:
@@ -477,11 +478,17 @@ def _in_order(flags: Collection[str]) -> tuple[str, ...]:
 
 
 def _markup_work(
-    markup: Callable[..., list[str]], options: Options, target: str, report: Report | None, found: list[set[str]]
+    markup: Callable[..., list[str]],
+    options: Options,
+    target: str,
+    report: Report | None,
+    found: list[set[str]],
+    terms: list[list[Term]],
 ) -> Callable[[Translator, list[str]], list[str]]:
     """Return the work of `Directions.run` for texts with markup.
 
-    target: language of the results.  report: called on the running event loop.  found: receives the flags of each text.
+    target: language of the results.  report: called on the running event loop.  found, terms: receive the flags
+    and the terms of each text.
     """
     loop = asyncio.get_running_loop()
 
@@ -497,8 +504,9 @@ def _markup_work(
             places: list[tuple[int, int]] = []
             observed = ObservedTranslator(translator)
             written += markup(observed, texts[start : start + step], places=places, **settings)
-            for (number, _), flags in zip(places, observed.flags, strict=True):
+            for (number, _), flags, own in zip(places, observed.flags, observed.terms_of, strict=True):
                 found[start + number].update(flags)
+                terms[start + number] += own
             for i in range(start, len(written)):
                 if written[i] and report is not None and is_last:
                     loop.call_soon_threadsafe(report, i, written[i])
@@ -507,6 +515,6 @@ def _markup_work(
     return translate
 
 
-def _copy(source: str, text: str, flags: tuple[str, ...] = ()) -> Translation:
-    """Return a translation that has only a text and flags."""
-    return Translation(source, text, 0.0, 0.0, [], [], flags, [])
+def _copy(source: str, text: str, flags: tuple[str, ...] = (), terms: Sequence[Term] = ()) -> Translation:
+    """Return a translation that has only a text, flags and terms."""
+    return Translation(source, text, 0.0, 0.0, [], [], flags, [], terms=[*terms])

@@ -178,7 +178,7 @@ class Parameter:
         else:
             try:
                 number = int(value)  # type: ignore[arg-type]
-                if schema["minimum"] <= number <= schema["maximum"]:
+                if (number == value or isinstance(value, str)) and schema["minimum"] <= number <= schema["maximum"]:
                     return number
             except (TypeError, ValueError, OverflowError):  # the last one for 1e999
                 pass

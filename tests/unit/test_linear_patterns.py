@@ -44,6 +44,7 @@ EXAMPLES = {
     "config/train.py: _expression": ["[A-Z]{2}-[0-9]+"],
     "data/spans.py: compile_patterns": ["[A-Z]{2}-[0-9]+"],
     "documents/markdown.py: _match": [r"(?:[ \t]*|\\)\n[ \t]*", "<[^<>]*>", "``(?!`).*?(?<!`)``(?!`)", r"\(\s*", r"\]"],
+    "documents/markdown_syntax.py: _end": [r"\{(?:%-?[ \t]*end|\{[<%][ \t]*/[ \t]*)raw\b"],
     "documents/plain.py: _rows": [
         r'(?:"(?P<quoted>[^"]*(?:""[^"]*)*)"|(?P<plain>(?!")[^,\r\n]*))(?P<end>,|\r?\n|\r|\Z)',
         r'(?:"(?P<quoted>[^"\r\n]*(?:""[^"\r\n]*)*)"|(?P<plain>[^\t\r\n]*))(?P<end>\t|\r?\n|\r|\Z)',

@@ -456,9 +456,6 @@ async def _translate(
             if report is not None and text:
                 report(i, text)
         return [_copy(text, text) for text in texts]
-    if options.glossary is not None and len(route) > 1:
-        way = f"{route[0].source} to {route[-1].target} is translated by way of {route[0].target}"
-        raise BadRequest(f"Invalid request: glossary: {way}; accepted: a pair of languages that one model translates")
     if options.markup is not None:
         found: list[set[str]] = [set() for _ in texts]
         terms: list[list[Term]] = [[] for _ in texts]

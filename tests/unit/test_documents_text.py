@@ -157,6 +157,7 @@ DIALECTS = [
     "[«one»](a){ .b target=_blank } «two»{.c}\n@[youtube](a b)\n<<< a b\n«three»\n",
     "«one» <kbd>a *b* c</kbd>+<kbd>d</kbd> «two» <span translate=no>e [f](g)</span> «three» <code>«four»\n",
     "```{note}\n:class: a b\n\n«one»\n\n- «two»\n```\n«three»\n~~~{admonition} «four»\n«five»\n```\na b\n```\n~~~\n",
+    "```{note}\n```python\na b\n```\n«one»\n\n{% raw %}{{ a b }}{% endraw %} «two»\n",
     "«one»\n```{code} a b\nc d\n```\n```{tip}\na b\n",
     "{% highlight a b %}\nc d\n\ne f\n{% endhighlight %}\n«one»\n{% raw %}\n«two»\n",
     "«one»\n\n{{< mermaid >}}\na b\n{{< /mermaid >}}\n«two»\n",

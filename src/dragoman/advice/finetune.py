@@ -143,7 +143,7 @@ class Initial:
         longest, default = self.data.filter.max_tokens, FilterConfig().max_tokens  # a table of positions may be short
         limit = [Setting("data.filter.max_tokens", longest, "The longest texts of the model.")] * (longest < default)
         kept = self.data.model_dump(include={"context", "protect"}, exclude_defaults=True)
-        limit += [Setting(f"data.{key}", value, "That of the model.") for key, value in kept.items()]
+        limit += [Setting(f"data.{key}", value, "As in the training of the model.") for key, value in kept.items()]
         smoothing = 0.0 if self.imported and not self.config.model.dropout else train.label_smoothing
         return [
             *limit,

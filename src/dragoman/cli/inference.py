@@ -72,7 +72,7 @@ def evaluate(
     model: options.Model,
     source: options.Source,
     reference: Annotated[
-        list[Path], typer.Option(help="Reference translations, one per line; may be repeated, for several references.")
+        list[Path], typer.Option(help="Reference translations, one per line; repeat the option for several references.")
     ],
     against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
     source_language: options.SourceLanguage = None,

@@ -297,7 +297,7 @@ def average(
     if None not in scores:
         log(f"validation, {metric}: {scores[0]:.2f} average of the last {last}, {scores[1]:.2f} the best ({best.name})")
     else:
-        log("the average was not validated: that needs a model that translates, and its data.valid where it was")
+        log("the average was not validated; this requires a translation model whose data.valid still exists")
     command = config.data.about.command
     log(f"the best model of {run} is unchanged; to use the average: {command} {folder}")
 

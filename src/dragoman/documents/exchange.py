@@ -145,7 +145,7 @@ _PAIRS = {"1:g", "1:mrk", "2:pc", "2:mrk"}
 _OPENING = {"1:bpt": ("rid", "id"), "1:bx": ("rid", "id"), "2:sc": ("id",), "2:sm": ("id",)}
 _CLOSING = {"1:ept": ("rid", "id"), "1:ex": ("rid", "id"), "2:ec": ("startRef",), "2:em": ("startRef",)}
 _ANGULAR = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")
-"""The ends of an element in messages of Angular: START_TAG_SPAN_1, CLOSE_TAG_SPAN."""
+"""Ids of the start and end tags in messages of Angular: START_TAG_SPAN_1, CLOSE_TAG_SPAN."""
 _STATE = re.compile(rb"\sstate(?:-qualifier)?\s*=\s*(?:\"[^\"]*\"|'[^']*')")
 _MACHINE = b' state="needs-review-translation" state-qualifier="mt-suggestion"'
 
@@ -224,7 +224,7 @@ def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
     edits = Edits(source)
     version, element = root.name[0], "1:trans-unit" if root.name == "1:xliff" else "2:segment"
     units = []
-    spaces = [root]  # the node, and those around it that say whether whitespace counts
+    spaces = [root]  # the enclosing elements with xml:space, innermost last
     for node in root.iter(_is_kept):
         while len(spaces) > 1 and spaces[-1].end <= node.start:
             spaces.pop()

@@ -39,14 +39,14 @@ _FENCED = re.compile(
     r"(`{3,20}+|~{3,20}+)[ \t]*\{(?:admonition|attention|caution|danger|error|hint|important|note|seealso|tip|warning"
     r"|deprecated|versionadded|versionchanged|margin|sidebar|dropdown|card|tab-item)\}[^\n]*\Z"
 )
-"""Directives of MyST whose content is text, between marks of code."""
+"""The opening fence of a MyST directive whose content is text."""
 _PREFIX = re.compile(r":[ \t]+(?=\S)|\[\^[^\[\]\s]+\]:|\*\[[^\[\]\n]+\]:|\|(?=[ \t])|(?:#\.|\(@[\w-]*\))(?=[ \t])")
 """What stands before a paragraph on the same line."""
 _OPTION = re.compile(r":[\w-]+:[^\n]*")
 _RULE = re.compile(r"\+[-=:+]{2,}\+")
 _CODE = re.compile(r":{3,}[ \t]*\{?(?:mermaid|plantuml|math|code|raw|include|literalinclude|toctree|csv-table)\b")
 _VERBATIM = re.compile(r"\{(?:%-?|\{[<%])[ \t]*(highlight|raw|verbatim|comment|mermaid|math|katex|code)\b")
-"""Code in templates of Jekyll, Liquid and Hugo."""
+"""The beginning of a block of code, or a comment, in Liquid (Jekyll) and Hugo."""
 _CLOSINGS = {"$$": "$$", "%%": "%%", "\\[": "\\]", "\\begin{": "\\end{"}
 _FORMULA = re.compile(r"\$\$|%%|\\\[|\\begin\{")
 _SETTING = re.compile(r"[a-z][\w-]*:(?:[ \t][^\n]*)?|-[ \t][^\n]*")
@@ -70,15 +70,19 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
     line = state.src[first:last].rstrip()
     if line[0] == "|" and state.parentType == "table":
         return False
-    fenced = _FENCED.match(line)
-    last = _after(state, "fence", start + 1, end, lambda text: text.startswith(fenced[1])) if fenced else 0
-    if line[0] in "`~" and not last:
+    after_fence = 0
+    if fence := _FENCED.match(line):
+        mark = fence[1]
+        after_fence = _after(
+            state, "fence", start + 1, end, lambda text: text.startswith(mark) and not text.strip(mark[0])
+        )
+    if line[0] in "`~" and not after_fence:
         return False
     indented, prefix = _INDENTED.fullmatch(line), _PREFIX.match(line)
     titles = ((form.fullmatch(line), replaced) for form, replaced in _TITLES)
     title, replaced = next((found for found in titles if found[0]), (None, {}))
-    after = 0 if indented or prefix or fenced else _end(state, line, start, end)
-    if not (indented or prefix or title or after or last):
+    after = 0 if indented or prefix or fence else _end(state, line, start, end)
+    if not (indented or prefix or title or after or after_fence):
         return False
     if silent:
         return True
@@ -89,12 +93,12 @@ def read_block(state: Any, start: int, end: int, silent: bool) -> bool:
         token.meta = {"replaced": replaced}
         state.push("paragraph_close", "p", -1)
     state.line = after or start + 1
-    if last:
-        first = start + 1
-        while _OPTION.fullmatch(_text(state, first)):
-            first += 1
-        _read_within(state, first, last - 1, state.blkIndent)
-        state.line = last
+    if after_fence:
+        inner = start + 1
+        while _OPTION.fullmatch(_text(state, inner)):
+            inner += 1
+        _read_within(state, inner, after_fence - 1, state.blkIndent)
+        state.line = after_fence
     elif indented:
         _read_indented(state, start + 1, end)
     elif prefix:
@@ -114,7 +118,8 @@ def _end(state: Any, line: str, start: int, end: int) -> int:
         return after if not rest.partition(closing)[2].strip(" \t.,") or formula[0] == "\\begin{" else 0
     if verbatim := _VERBATIM.match(line):
         last = re.compile(rf"\{{(?:%-?[ \t]*end|\{{[<%][ \t]*/[ \t]*){verbatim[1]}\b")
-        if found := _after(state, "verbatim", start, end, lambda text: last.search(text) is not None):
+        found = 0 if last.search(line) else _after(state, "verbatim", after, end, lambda text: bool(last.search(text)))
+        if found:
             return found
     if line[0] == "{" or _ELEMENT.match(line):
         return _end_of_groups(state, start, end)

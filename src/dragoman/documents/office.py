@@ -35,8 +35,8 @@ _EDGES = {"w:pPr", "a:pPr", "a:endParaRPr", "w:smartTagPr", "w:customXmlPr", "w:
 """Properties, which stand at the start or the end of their parent."""
 _DROPPED = {"w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen", "x:rPh"}
 """Marks that refer to the characters of the source: spelling errors, page breaks of the layout, pronunciation."""
-_LIMIT = re.compile(r"w:(bookmark|commentRange|perm|moveFromRange|moveToRange)(Start|End)")
-"""The two ends of a part of the text."""
+_RANGE = re.compile(r"w:(bookmark|commentRange|perm|moveFromRange|moveToRange)(Start|End)")
+"""Start and end markers of a range of text, such as a bookmark."""
 _EQUIVALENT = re.compile(
     rb"<[^\s:<>]+:(?:lang|noProof)\b(?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*/>"
     rb"|\s(?:[^\s:>=]+:)?(?:lang|altLang|dirty|err|noProof|smtClean|hint)=\"[^\"]*\""
@@ -171,10 +171,10 @@ class Paragraph:
                 yield from self._run_items(node)
             elif node.name in _TEXTS:
                 yield _Text(node.text, None)
-            elif limit := _LIMIT.fullmatch(node.name):
-                span, key = (node.start, node.end), f"{limit[1]} {node.attributes.get('w:id')}"
+            elif marker := _RANGE.fullmatch(node.name):
+                span, key = (node.start, node.end), f"{marker[1]} {node.attributes.get('w:id')}"
                 form = _Format((span,), inherits=True)
-                yield Mark("open" if limit[2] == "Start" else "close", self._raw([span]), key, form)
+                yield Mark("open" if marker[2] == "Start" else "close", self._raw([span]), key, form)
             elif node.name not in _EDGES | _DROPPED:
                 yield self._mark("break" if node.name in _BREAKS else "empty", [(node.start, node.end)])
             index += 1
@@ -320,7 +320,7 @@ _ROLES = {
     **dict.fromkeys(("text:span", "text:a", "text:meta"), Role("pair")),
     **dict.fromkeys(("text:line-break", "text:tab"), Role("break")),
 }
-_ODT_LIMIT = re.compile("text:([a-z-]+)-(start|end)")
+_ODT_RANGE = re.compile("text:([a-z-]+)-(start|end)")
 _KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:forms"}
 """Elements whose paragraphs are not part of the text: comments and deleted text."""
 
@@ -348,9 +348,9 @@ def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
 
 
 def _odt_role(node: Node) -> Role:
-    if limit := _ODT_LIMIT.fullmatch(node.name):  # of a bookmark, for example
+    if marker := _ODT_RANGE.fullmatch(node.name):
         names = (node.attributes.get(f"text:{name}", "") for name in ("name", "id", "change-id"))
-        return Role("open" if limit[2] == "start" else "close", " ".join((limit[1], *names)))
+        return Role("open" if marker[2] == "start" else "close", " ".join((marker[1], *names)))
     return _ROLES.get(node.name, EMPTY)
 
 

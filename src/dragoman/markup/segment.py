@@ -37,9 +37,9 @@ class Tag:
 
 @dataclass(frozen=True)
 class _Mark(Tag):
-    """What is moved as a whole: a pair of tags around the mark of a note or an exponent, or an empty tag in brackets.
+    """An empty tag that stands for several items: a reference mark or an exponent with its tags, or a tag in brackets.
 
-    items: of the segment.
+    items: those of the segment that it replaces.
     """
 
     items: tuple[str | Tag, ...] = ()
@@ -165,8 +165,8 @@ def _divided_spans(segment: Segment, text: str) -> set[str]:
 
 
 def _with_marks(segment: Segment) -> Segment:
-    """Return a segment with an empty tag in place of each mark (a number or a star that ends a word), and of an empty
-    tag with the brackets or quotation marks that surround nothing else, and the space before them."""
+    """Return a segment in which one empty tag replaces each reference mark or exponent (a number or a star after a
+    word), and each empty tag that is alone in brackets or quotation marks, together with the space before them."""
     segment = list(segment)
     closes = {item.pair: i for i, item in enumerate(segment) if isinstance(item, Tag) and item.kind == "close"}
     result: Segment = []
@@ -203,7 +203,7 @@ def _with_marks(segment: Segment) -> Segment:
 
 
 def _without_marks(segment: Segment) -> Segment:
-    """Return a translated segment with the items of its marks; brackets are separated from words as in the source."""
+    """Restore the items of the marks in a translated segment, with the source's spaces around brackets."""
     result: Segment = []
     for number, item in enumerate(segment, start=1):
         items = list(item.items) if isinstance(item, _Mark) else [item]

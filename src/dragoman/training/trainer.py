@@ -211,7 +211,7 @@ class Trainer:
         return TrainResult(self.run.folder, self.progress, self._amount("epochs"), interrupted, self.scores)
 
     def _compare_validations(self) -> None:
-        """Forget the best scores if they are those of other validation text."""
+        """Discard the best scores if the validation data changed since they were computed."""
         progress, valid = self.progress, self.context.on_main(self.run.validation_hash)
         if progress.valid not in ("", valid) and progress.best is not None:
             self.reporter.warn(

@@ -100,8 +100,8 @@ def _scale(threshold: int) -> float:
 class Dropout(nn.Module):
     """Zero each element with probability `p` in training and scale the others (Srivastava et al. 2014).
 
-    `residual`, of the shape of x, is added in the same pass.  On the CPU, the numbers come from an own generator, so
-    that `torch.utils.checkpoint` needs `context_fn=repeated_dropout` of this module to draw them again.
+    `residual`, of the shape of x, is added in the same pass.  On the CPU, the mask comes from a
+    separate generator; `torch.utils.checkpoint` reproduces it only with `context_fn=repeated_dropout` (this module).
     """
 
     __call__: Callable[..., Tensor]

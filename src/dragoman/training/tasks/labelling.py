@@ -105,15 +105,19 @@ class _LabelTask(RowTask):
         if path is None:
             return None
         unknown: Counter[str] = Counter()
-        count, rows = 0, []
+        count = dropped = 0
+        kept: list[Row] = []
         for text, labels, line in self._examples(path):
-            count += len(labels)
             if self.refuses_unknown:
                 numbers = [self.labels.number(label, f"{path}, line {line:,}") for label in labels]
             else:
-                unknown.update(label for label in labels if label not in self.labels.numbers)
                 numbers = [self.labels.numbers.get(label, PAD) for label in labels]
-            rows.append(self._row(text, numbers))
+            if not self._fits(row := self._row(text, numbers)):
+                dropped += 1
+                continue
+            kept.append(row)
+            count += len(labels)
+            unknown.update(label for label in labels if label not in self.labels.numbers)
         if unknown and unknown.total() == count:
             raise DataError(f"data.valid: {path}: none of its labels occurs in the training data; specify another file")
         if unknown:
@@ -122,8 +126,7 @@ class _LabelTask(RowTask):
                 f"data.valid: {unknown.total():,} of {count:,} labels do not occur in the training data ({shown}); "
                 "they count as errors in the accuracy, and not in the loss"
             )
-        kept = [row for row in rows if self._fits(row)]
-        if dropped := len(rows) - len(kept):
+        if dropped:
             self.reporter.log(
                 f"data.valid: {dropped:,} {self.unit} exceed max_tokens = {self.data.max_tokens} and are left out"
             )

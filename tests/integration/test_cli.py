@@ -221,7 +221,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
     assert f"{scores['valid_loss']:.2f} average" in err and "bleu" in scores
     shutil.rmtree(folder)
     (place / "data" / "valid.src").rename(place / "moved")
-    assert "the average was not validated: that needs a model" in cli("average", run, "--last", "2")[2]
+    assert "the average was not validated; this requires a translation model" in cli("average", run, "--last", "2")[2]
     (place / "moved").rename(place / "data" / "valid.src")
     code, out, _ = cli("info", place / "runs" / "tiny", "--json")
     assert code == 0 and isinstance(json.loads(out), dict)
